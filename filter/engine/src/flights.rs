@@ -1,0 +1,377 @@
+//! Flights in the air and their waiters.
+//!
+//! A flight belongs to none of its waiters. Each waiter holds a [`Ticket`] (flight and seat), with
+//! which it collects its reply or gives up its seat, both in O(1); seats given up are taken again
+//! by the next to join. Once a flight has landed, nobody joins any more and its waiters are called
+//! in batches, flights taking turns, so that one with many waiters does not hold up the rest.
+
+use crate::cache::Seed;
+use crate::key::Key;
+use crate::reply::{Reply, Shape};
+use crate::{Nanos, Waiter};
+use hashbrown::HashTable;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+const EMPTY: Waiter = 0;
+const NIL: u32 = u32::MAX;
+
+/// Seats that a finished flight keeps for the next one in its place, so that joining rarely
+/// allocates (16 bytes each).
+const SEATS_KEPT: usize = 1_024;
+
+/// Names a flight. Stale ids are recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlightId {
+    slot: u32,
+    generation: u32,
+}
+
+/// A waiter's seat on a flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    /// The flight it waits for.
+    pub flight: FlightId,
+    seat: u32,
+}
+
+/// One waiter to be answered now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Who.
+    pub waiter: Waiter,
+    /// With which [`Flights::collect`] gives out the reply, and [`Flights::leave`] the seat back.
+    pub ticket: Ticket,
+    /// When it began to wait.
+    pub joined: Nanos,
+    /// Whether it started the flight.
+    pub leader: bool,
+    /// The shape of the reply that it will collect.
+    pub shape: Shape,
+}
+
+/// Occupied: `waiter` is not [`EMPTY`]. Vacant: `joined` holds the number of the next vacant seat.
+#[derive(Clone, Copy, Debug)]
+struct Seat {
+    waiter: Waiter,
+    leader: bool,
+    joined: Nanos,
+}
+
+#[derive(Debug)]
+struct Flight {
+    key: Key,
+    generation: u32,
+    started: Nanos,
+    seats: Vec<Seat>,
+    /// First vacant seat.
+    vacant: u32,
+    /// Occupied seats.
+    waiting: usize,
+    /// Set on landing.
+    reply: Option<Rc<Reply>>,
+    /// Seats before this one have been called.
+    called: usize,
+}
+
+/// The flights of one worker.
+#[derive(Debug)]
+pub struct Flights {
+    seed: Seed,
+    by_key: HashTable<u32>,
+    slots: Vec<Flight>,
+    vacant: Vec<u32>,
+    landed: VecDeque<u32>,
+    waiting: usize,
+}
+
+impl Default for Flights {
+    fn default() -> Self {
+        Self {
+            seed: Seed::random(),
+            by_key: HashTable::new(),
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            landed: VecDeque::new(),
+            waiting: 0,
+        }
+    }
+}
+
+impl Flights {
+    /// Flights in the air; those that have landed are not counted.
+    pub fn in_air(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// Waiters on all flights, landed or not, that have not collected their reply.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Whether waiters remain to be called.
+    pub fn has_landed(&self) -> bool {
+        !self.landed.is_empty()
+    }
+
+    /// Joins the flight for `key`, if one is in the air.
+    pub fn join(&mut self, key: &Key, waiter: Waiter, now: Nanos) -> Option<Ticket> {
+        let slot = self.find(key)?;
+        Some(self.sit(slot, Seat { waiter, leader: false, joined: now }))
+    }
+
+    /// Starts a flight for `key`, which must not have one, with `waiter` as its leader.
+    pub fn lead(&mut self, key: Key, waiter: Waiter, now: Nanos) -> Ticket {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Flight::new());
+            (self.slots.len() - 1) as u32
+        });
+        let flight = &mut self.slots[slot as usize];
+        flight.key = key;
+        flight.started = now;
+        let (seed, slots) = (self.seed, &self.slots);
+        self.by_key.insert_unique(seed.hash(&key), slot, |slot| hash_of(seed, slots, *slot));
+        self.sit(slot, Seat { waiter, leader: true, joined: now })
+    }
+
+    /// Ends the flight with `reply`. Its key is free for a new flight at once; its waiters are then
+    /// called by [`Self::next_calls`]. Returns the key and when the flight began, or `None` if there is no
+    /// such flight in the air.
+    pub fn land(&mut self, id: FlightId, reply: Rc<Reply>) -> Option<(Key, Nanos)> {
+        let flight = self.slots.get_mut(id.slot as usize)?;
+        if flight.generation != id.generation || flight.reply.is_some() {
+            return None;
+        }
+        flight.reply = Some(reply);
+        let (key, started) = (flight.key, flight.started);
+        if let Ok(found) = self.by_key.find_entry(self.seed.hash(&key), |slot| *slot == id.slot) {
+            found.remove();
+        }
+        self.landed.push_back(id.slot);
+        self.drop_if_done(id.slot);
+        Some((key, started))
+    }
+
+    /// Calls up to `max` waiters of landed flights into `calls` (cleared first), the flights taking
+    /// turns. Each is called once.
+    pub fn next_calls(&mut self, max: usize, calls: &mut Vec<Call>) {
+        calls.clear();
+        while calls.len() < max {
+            let Some(slot) = self.landed.pop_front() else { return };
+            let Some(flight) = self.slots.get_mut(slot as usize) else { continue };
+            // An equal share for every flight that waits for its turn, but never so small a one that
+            // turning costs more than calling.
+            let share = ((max - calls.len()) / (self.landed.len() + 1)).max(4).min(max - calls.len());
+            let id = FlightId { slot, generation: flight.generation };
+            flight.call(id, share, calls);
+            if flight.called < flight.seats.len() {
+                self.landed.push_back(slot);
+            } else {
+                self.drop_if_done(slot);
+            }
+        }
+    }
+
+    /// Hands a called waiter its reply and gives up its seat. `None` if the flight has not landed,
+    /// or the ticket was used before.
+    pub fn collect(&mut self, ticket: Ticket) -> Option<Rc<Reply>> {
+        let reply = self.flight(ticket)?.reply.clone()?;
+        self.leave(ticket).then_some(reply)
+    }
+
+    /// Gives up a seat. Returns whether the ticket was still good.
+    pub fn leave(&mut self, ticket: Ticket) -> bool {
+        let Some(flight) = self.flight(ticket) else { return false };
+        let next = u64::from(flight.vacant);
+        let Some(seat) = flight.seats.get_mut(ticket.seat as usize) else { return false };
+        if seat.waiter == EMPTY {
+            return false;
+        }
+        *seat = Seat { waiter: EMPTY, leader: false, joined: next };
+        flight.vacant = ticket.seat;
+        flight.waiting -= 1;
+        self.waiting -= 1;
+        self.drop_if_done(ticket.flight.slot);
+        true
+    }
+
+    fn flight(&mut self, ticket: Ticket) -> Option<&mut Flight> {
+        let flight = self.slots.get_mut(ticket.flight.slot as usize)?;
+        (flight.generation == ticket.flight.generation).then_some(flight)
+    }
+
+    fn find(&self, key: &Key) -> Option<u32> {
+        let same = |slot: &u32| self.slots.get(*slot as usize).is_some_and(|flight| flight.key == *key);
+        self.by_key.find(self.seed.hash(key), same).copied()
+    }
+
+    fn sit(&mut self, slot: u32, seat: Seat) -> Ticket {
+        self.waiting += 1;
+        let flight = &mut self.slots[slot as usize];
+        let seat = flight.sit(seat);
+        Ticket { flight: FlightId { slot, generation: flight.generation }, seat }
+    }
+
+    /// Frees a landed flight whose waiters have all been called and have collected or left.
+    fn drop_if_done(&mut self, slot: u32) {
+        let Some(flight) = self.slots.get_mut(slot as usize) else { return };
+        if flight.reply.is_none() || flight.waiting > 0 {
+            return;
+        }
+        self.landed.retain(|landed| *landed != slot);
+        flight.reset();
+        self.vacant.push(slot);
+    }
+}
+
+impl Flight {
+    fn new() -> Self {
+        Self {
+            key: Key([0; 32]),
+            generation: 0,
+            started: 0,
+            seats: Vec::new(),
+            vacant: NIL,
+            waiting: 0,
+            reply: None,
+            called: 0,
+        }
+    }
+
+    fn sit(&mut self, seat: Seat) -> u32 {
+        self.waiting += 1;
+        if let Some(vacant) = self.seats.get_mut(self.vacant as usize) {
+            let number = self.vacant;
+            self.vacant = u32::try_from(vacant.joined).unwrap_or(NIL);
+            *vacant = seat;
+            return number;
+        }
+        self.seats.push(seat);
+        (self.seats.len() - 1) as u32
+    }
+
+    fn call(&mut self, flight: FlightId, max: usize, calls: &mut Vec<Call>) {
+        let Some(shape) = self.reply.as_ref().map(|reply| reply.shape) else { return };
+        let mut left = max;
+        while left > 0 {
+            let Some(&Seat { waiter, leader, joined }) = self.seats.get(self.called) else { return };
+            if waiter != EMPTY {
+                let ticket = Ticket { flight, seat: self.called as u32 };
+                calls.push(Call { waiter, ticket, joined, leader, shape });
+                left -= 1;
+            }
+            self.called += 1;
+        }
+    }
+
+    fn reset(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+        self.seats.clear();
+        self.seats.shrink_to(SEATS_KEPT);
+        self.vacant = NIL;
+        self.reply = None;
+        self.called = 0;
+    }
+}
+
+fn hash_of(seed: Seed, slots: &[Flight], slot: u32) -> u64 {
+    slots.get(slot as usize).map_or(0, |flight| seed.hash(&flight.key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::tests::numbered;
+    use crate::reply::tests::of_weight;
+    use crate::testing::test;
+
+    fn call_all(flights: &mut Flights, batch: usize) -> Vec<Call> {
+        let (mut all, mut calls) = (Vec::new(), Vec::new());
+        while flights.has_landed() {
+            flights.next_calls(batch, &mut calls);
+            assert!(calls.len() <= batch);
+            all.extend_from_slice(&calls);
+        }
+        all
+    }
+
+    #[test]
+    fn everyone_aboard_is_called_once_and_collects_once() {
+        let mut flights = Flights::default();
+        let leader = flights.lead(numbered(1), 1, 10);
+        for waiter in 2..=100 {
+            flights.join(&numbered(1), waiter, 20).unwrap();
+        }
+        assert_eq!((flights.in_air(), flights.waiting()), (1, 100));
+        let reply = Rc::new(of_weight(0));
+        assert_eq!(flights.land(leader.flight, reply.clone()), Some((numbered(1), 10)));
+        assert_eq!(flights.land(leader.flight, reply.clone()), None, "lands once");
+        assert_eq!(flights.in_air(), 0);
+        let calls = call_all(&mut flights, 32);
+        let mut waiters: Vec<_> = calls.iter().map(|call| call.waiter).collect();
+        waiters.sort_unstable();
+        assert_eq!(waiters, (1..=100).collect::<Vec<_>>());
+        assert!(calls.iter().all(|call| call.leader == (call.waiter == 1)));
+        for call in &calls {
+            assert!(Rc::ptr_eq(&flights.collect(call.ticket).unwrap(), &reply));
+            assert!(flights.collect(call.ticket).is_none());
+            assert!(!flights.leave(call.ticket));
+        }
+        assert_eq!(flights.waiting(), 0);
+        assert_eq!(Rc::strong_count(&reply), 1, "the last to leave frees the reply");
+    }
+
+    #[test]
+    fn seats_given_up_are_taken_again() {
+        let mut flights = Flights::default();
+        let leader = flights.lead(numbered(1), 1, 0);
+        for round in 0..10_000 {
+            let ticket = flights.join(&numbered(1), 2 + round, 0).unwrap();
+            assert!(flights.leave(ticket));
+            assert!(!flights.leave(ticket));
+        }
+        assert!(flights.slots[0].seats.len() <= 2);
+        assert!(flights.leave(leader));
+        assert_eq!((flights.in_air(), flights.waiting()), (1, 0), "a flight outlives its waiters");
+        assert!(flights.land(leader.flight, Rc::new(of_weight(0))).is_some());
+        assert!(!flights.has_landed());
+    }
+
+    #[test]
+    fn a_stale_ticket_is_refused_by_the_next_flight_in_its_place() {
+        let mut flights = Flights::default();
+        let old = flights.lead(numbered(1), 1, 0);
+        flights.land(old.flight, Rc::new(of_weight(0)));
+        assert!(flights.collect(old).is_some());
+        let new = flights.lead(numbered(2), 2, 0);
+        assert_eq!(old.flight.slot, new.flight.slot);
+        assert!(!flights.leave(old));
+        assert!(flights.land(old.flight, Rc::new(of_weight(0))).is_none());
+        assert_eq!(flights.waiting(), 1);
+    }
+
+    #[test]
+    fn one_who_leaves_between_batches_is_not_called() {
+        let mut flights = Flights::default();
+        let leader = flights.lead(numbered(1), 1, 0);
+        let last = (2..=10).map(|w| flights.join(&numbered(1), w, 0).unwrap()).last().unwrap();
+        flights.land(leader.flight, Rc::new(of_weight(0)));
+        let mut calls = Vec::new();
+        flights.next_calls(4, &mut calls);
+        assert!(flights.leave(last));
+        assert_eq!(call_all(&mut flights, 4).len() + calls.len(), 9);
+    }
+
+    #[test]
+    fn a_small_flight_does_not_wait_for_a_large_one() {
+        let mut flights = Flights::default();
+        let large = flights.lead(numbered(1), 1, 0);
+        (2..=1_000).for_each(|w| drop(flights.join(&numbered(1), w, 0)));
+        let small = flights.lead(numbered(2), 2_000, 0);
+        flights.land(large.flight, Rc::new(of_weight(0)));
+        flights.land(small.flight, Rc::new(of_weight(0)));
+        let mut calls = Vec::new();
+        flights.next_calls(32, &mut calls);
+        assert!(calls.iter().any(|call| call.waiter == 2_000));
+    }
+}

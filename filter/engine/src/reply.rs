@@ -1,0 +1,281 @@
+//! The recorded reply of an upstream call, ready to be replayed.
+//!
+//! Recording is where whatever the upstream sent becomes something that a gRPC caller can be
+//! given: hop-by-hop headers go, a response that is no gRPC becomes a gRPC error, a response
+//! without a status gets one. Replaying then copies nothing inside the filter.
+
+use crate::framing::{self, Framing};
+use crate::grpc::{self, Code};
+use crate::pairs::{Pairs, PairsBuilder};
+
+/// What an entry costs besides its bytes: links, index and bookkeeping, rounded up.
+const OVERHEAD: usize = 256;
+
+/// The header with which the filter asks for a body slot, see the proxy-wasm layer. A backend that
+/// sends it must not be able to trigger that.
+pub const MARKER: &str = "x-collapser-slot";
+
+/// Response headers that belong to one hop (RFC 9110, section 7.6.1), or that Envoy sets itself.
+const HOP_BY_HOP: [&[u8]; 8] = [
+    b"connection",
+    b"keep-alive",
+    b"proxy-connection",
+    b"transfer-encoding",
+    b"upgrade",
+    b"content-length",
+    b"x-envoy-upstream-service-time",
+    MARKER.as_bytes(),
+];
+
+/// How the response looks on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Headers only, with the status among them (gRPC over HTTP/2, "Trailers-Only").
+    TrailersOnly,
+    /// Headers, perhaps a body, and trailers with the status.
+    Full,
+}
+
+/// A reply as it is replayed.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// Headers with `:status`, in the host's form.
+    pub headers: Box<[u8]>,
+    /// Message bytes, framing included.
+    pub body: Vec<u8>,
+    /// Trailers in the host's form; empty for [`Shape::TrailersOnly`].
+    pub trailers: Box<[u8]>,
+    /// Whether there is a body and trailers to replay.
+    pub shape: Shape,
+    /// The gRPC status.
+    pub code: Code,
+    /// Whether the body held more than one message, which tells that the method streams.
+    pub streamed: bool,
+}
+
+impl Reply {
+    /// A failure that the filter itself reports.
+    pub fn failure(code: Code, message: &str) -> Self {
+        let mut headers = PairsBuilder::default();
+        headers.push(b":status", b"200").push(b"content-type", b"application/grpc");
+        push_status(&mut headers, code, message);
+        Self {
+            headers: headers.build(),
+            body: Vec::new(),
+            trailers: Box::default(),
+            shape: Shape::TrailersOnly,
+            code,
+            streamed: false,
+        }
+    }
+
+    /// Records an upstream response: header blocks as the host hands them out, and the body.
+    pub fn record(headers: &[u8], body: Vec<u8>, trailers: &[u8]) -> Self {
+        let (Some(headers), Some(trailers)) = (Pairs::parse(headers), Pairs::parse(trailers)) else {
+            return Self::failure(Code::INTERNAL, "collapser: unreadable headers in the upstream's response");
+        };
+        if let Some(failure) = unusable(headers) {
+            return failure;
+        }
+        let status =
+            |pairs: Pairs<'_>| pairs.first(b"grpc-status").map(|v| Code::parse(v).unwrap_or(Code::UNKNOWN));
+        if let Some(code) = status(headers) {
+            return Self::trailers_only(headers, trailers, code);
+        }
+        let framing = framing::inspect(&body, body.len());
+        if framing == Framing::Partial {
+            return Self::failure(
+                Code::INTERNAL,
+                "collapser: the upstream's response ended within a message",
+            );
+        }
+        let Some(code) = status(trailers) else {
+            return Self::failure(
+                Code::UNKNOWN,
+                "collapser: the upstream's response ended without a grpc-status",
+            );
+        };
+        Self {
+            headers: endtoend(headers).build(),
+            body,
+            trailers: endtoend(trailers).build(),
+            shape: Shape::Full,
+            code,
+            streamed: framing == Framing::More,
+        }
+    }
+
+    fn trailers_only(headers: Pairs<'_>, trailers: Pairs<'_>, code: Code) -> Self {
+        let mut all = endtoend(headers);
+        trailers.iter().filter(|(name, _)| !is_hop_by_hop(name)).for_each(|(n, v)| {
+            all.push(n, v);
+        });
+        Self {
+            headers: all.build(),
+            body: Vec::new(),
+            trailers: Box::default(),
+            shape: Shape::TrailersOnly,
+            code,
+            streamed: false,
+        }
+    }
+
+    /// Whether the call succeeded.
+    pub fn is_ok(&self) -> bool {
+        self.code == Code::OK
+    }
+
+    /// The bytes that keeping this reply takes.
+    pub fn weight(&self) -> usize {
+        self.headers.len() + self.body.len() + self.trailers.len() + OVERHEAD
+    }
+}
+
+/// The gRPC error for a response that is no gRPC response at all, as a gRPC client would report it
+/// (gRPC "HTTP to gRPC Status Code Mapping").
+fn unusable(headers: Pairs<'_>) -> Option<Reply> {
+    let status = headers.first(b":status").and_then(|v| std::str::from_utf8(v).ok()?.parse::<u32>().ok());
+    let Some(status) = status else {
+        return Some(Reply::failure(Code::UNAVAILABLE, "collapser: the upstream call was aborted"));
+    };
+    let content_type = headers.first(b"content-type").unwrap_or_default();
+    let is_grpc = grpc::is_grpc_content_type(content_type);
+    if headers.first(b"grpc-status").is_some() || (status == 200 && is_grpc) {
+        return None;
+    }
+    let code = if status == 200 { Code::UNKNOWN } else { Code::from_http(status) };
+    let content_type = String::from_utf8_lossy(content_type);
+    let message = format!(
+        "collapser: the upstream answered HTTP {status} with content-type \"{content_type}\" instead of gRPC"
+    );
+    Some(Reply::failure(code, &message))
+}
+
+fn push_status(headers: &mut PairsBuilder, code: Code, message: &str) {
+    headers.push(b"grpc-status", code.0.to_string().as_bytes());
+    headers.push(b"grpc-message", grpc::encode_message(message).as_bytes());
+}
+
+fn is_hop_by_hop(name: &[u8]) -> bool {
+    HOP_BY_HOP.contains(&name)
+}
+
+fn endtoend(pairs: Pairs<'_>) -> PairsBuilder {
+    let mut kept = PairsBuilder::default();
+    for (name, value) in pairs.iter().filter(|(name, _)| !is_hop_by_hop(name)) {
+        kept.push(name, value);
+    }
+    kept
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::pairs::block;
+    use crate::testing::test;
+
+    /// A successful reply that weighs `extra` more than the lightest one.
+    pub(crate) fn of_weight(extra: usize) -> Reply {
+        let mut body = vec![0];
+        body.extend_from_slice(&(extra as u32).to_be_bytes());
+        body.resize(body.len() + extra, b'x');
+        Reply::record(&grpc_headers(), body, &block(&[("grpc-status", "0")]))
+    }
+
+    fn grpc_headers() -> Box<[u8]> {
+        block(&[(":status", "200"), ("content-type", "application/grpc")])
+    }
+
+    fn header<'a>(of: &'a [u8], name: &str) -> Option<&'a str> {
+        Pairs::parse(of).unwrap().first(name.as_bytes()).map(|v| std::str::from_utf8(v).unwrap())
+    }
+
+    const ONE: &[u8] = b"\0\0\0\0\x01a";
+
+    #[test]
+    fn a_good_reply_is_kept_as_it_is() {
+        let headers =
+            block(&[(":status", "200"), ("content-type", "application/grpc+proto"), ("a", "1"), ("a", "2")]);
+        let trailers = block(&[("grpc-status", "0"), ("grpc-message", "%C3%A4"), ("x-bin", "AAA=")]);
+        let reply = Reply::record(&headers, ONE.to_vec(), &trailers);
+        assert_eq!((reply.shape, reply.code, reply.streamed), (Shape::Full, Code::OK, false));
+        assert_eq!((&*reply.headers, &*reply.body, &*reply.trailers), (&*headers, ONE, &*trailers));
+    }
+
+    #[test]
+    fn hop_by_hop_headers_and_the_marker_are_dropped() {
+        let headers = block(&[
+            (":status", "200"),
+            ("content-type", "application/grpc"),
+            ("connection", "close"),
+            (MARKER, "1"),
+            ("content-length", "6"),
+        ]);
+        let reply = Reply::record(&headers, ONE.to_vec(), &block(&[("grpc-status", "0"), (MARKER, "1")]));
+        assert_eq!(reply.headers, grpc_headers());
+        assert_eq!(reply.trailers, block(&[("grpc-status", "0")]));
+    }
+
+    #[test]
+    fn trailers_only_stays_trailers_only() {
+        let headers = block(&[
+            (":status", "200"),
+            ("content-type", "application/grpc"),
+            ("grpc-status", "5"),
+            ("grpc-message", "nope"),
+        ]);
+        let reply = Reply::record(&headers, Vec::new(), &[]);
+        assert_eq!((reply.shape, reply.code), (Shape::TrailersOnly, Code(5)));
+        assert_eq!(reply.headers, headers);
+    }
+
+    #[test]
+    fn what_is_no_grpc_becomes_a_grpc_error() {
+        let cases: [(&[(&str, &str)], u32, &str); 5] = [
+            (&[(":status", "503"), ("content-type", "text/plain")], 14, "HTTP 503"),
+            (&[(":status", "200"), ("content-type", "text/html")], 2, "text/html"),
+            (&[(":status", "404")], 12, "HTTP 404"),
+            (&[(":status", "200")], 2, "HTTP 200"),
+            (&[], 14, "aborted"),
+        ];
+        for (headers, code, words) in cases {
+            let reply = Reply::record(&block(headers), b"<html>".to_vec(), &[]);
+            assert_eq!((reply.shape, reply.code), (Shape::TrailersOnly, Code(code)), "{headers:?}");
+            assert!(header(&reply.headers, "grpc-message").unwrap().contains(words), "{headers:?}");
+            assert_eq!(header(&reply.headers, ":status"), Some("200"));
+        }
+    }
+
+    #[test]
+    fn a_response_cut_short_is_an_error() {
+        let cut = Reply::record(&grpc_headers(), ONE[..5].to_vec(), &block(&[("grpc-status", "0")]));
+        assert_eq!(cut.code, Code::INTERNAL);
+        let no_status = Reply::record(&grpc_headers(), ONE.to_vec(), &[]);
+        assert_eq!(no_status.code, Code::UNKNOWN);
+        let odd_status = Reply::record(&grpc_headers(), ONE.to_vec(), &block(&[("grpc-status", "ok")]));
+        assert_eq!((odd_status.code, odd_status.shape), (Code::UNKNOWN, Shape::Full));
+        let nonsense = Reply::record(b"\xff\xff\xff\xff", ONE.to_vec(), &[]);
+        assert_eq!(nonsense.code, Code::INTERNAL);
+    }
+
+    #[test]
+    fn more_than_one_message_is_noticed() {
+        let reply = Reply::record(&grpc_headers(), [ONE, ONE].concat(), &block(&[("grpc-status", "0")]));
+        assert!(reply.streamed && reply.is_ok());
+    }
+
+    #[test]
+    fn an_error_with_headers_and_trailers_keeps_both() {
+        let trailers = block(&[("grpc-status", "9"), ("grpc-message", "x"), ("detail", "1")]);
+        let reply = Reply::record(&grpc_headers(), Vec::new(), &trailers);
+        assert_eq!((reply.shape, reply.code), (Shape::Full, Code(9)));
+        assert_eq!(&*reply.trailers, &*trailers);
+    }
+
+    #[test]
+    fn a_failure_of_our_own_is_percent_encoded() {
+        let reply = Reply::failure(Code::UNAVAILABLE, "ä");
+        assert_eq!(header(&reply.headers, "grpc-message"), Some("%C3%A4"));
+        assert_eq!(header(&reply.headers, "grpc-status"), Some("14"));
+    }
+}

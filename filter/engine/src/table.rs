@@ -1,0 +1,383 @@
+//! The table of one worker: cache and flights behind one decision.
+
+use crate::cache::{Cache, Inserted};
+use crate::flights::{Call, FlightId, Flights, Ticket};
+use crate::grpc::Code;
+use crate::key::Key;
+use crate::reply::Reply;
+use crate::settings::Settings;
+use crate::{Nanos, Waiter, nanos};
+use std::rc::Rc;
+
+/// What the one who arrives with a request does next.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Take this reply: it was cached.
+    Hit(Rc<Reply>),
+    /// Wait: a flight for the key is in the air.
+    Joined(Ticket),
+    /// Start a flight, and wait for it like the others.
+    Leads(Ticket),
+    /// Go away with RESOURCE_EXHAUSTED: as many wait as may.
+    Full,
+}
+
+/// What came of a landing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landing {
+    /// When the flight began.
+    pub started: Nanos,
+    /// Replies evicted to keep this one.
+    pub evicted: usize,
+}
+
+/// Cache and flights of one worker.
+#[derive(Debug)]
+pub struct Table {
+    cache: Cache,
+    flights: Flights,
+    ttl: Nanos,
+    cache_errors: bool,
+    max_response_bytes: usize,
+    max_waiters: usize,
+}
+
+impl Table {
+    /// An empty table that follows `settings`.
+    pub fn new(settings: &Settings) -> Self {
+        Self {
+            cache: Cache::new(settings.max_cache_entries, settings.max_cache_bytes),
+            flights: Flights::default(),
+            ttl: nanos(settings.cache_duration),
+            cache_errors: settings.cache_errors,
+            max_response_bytes: settings.max_response_bytes,
+            max_waiters: settings.max_waiters,
+        }
+    }
+
+    /// A request for `key` has arrived whole.
+    pub fn arrive(&mut self, key: Key, waiter: Waiter, now: Nanos) -> Outcome {
+        if let Some(reply) = self.cache.get(&key, now) {
+            return Outcome::Hit(Rc::clone(reply));
+        }
+        if self.flights.waiting() >= self.max_waiters {
+            return Outcome::Full;
+        }
+        match self.flights.join(&key, waiter, now) {
+            Some(ticket) => Outcome::Joined(ticket),
+            None => Outcome::Leads(self.flights.lead(key, waiter, now)),
+        }
+    }
+
+    /// The flight's reply has come. It is cached for the TTL if it may be. `None` if the flight is
+    /// not in the air.
+    pub fn land(&mut self, flight: FlightId, reply: Reply, now: Nanos) -> Option<Landing> {
+        let cacheable = self.cacheable(&reply);
+        let reply = Rc::new(reply);
+        let (key, started) = self.flights.land(flight, Rc::clone(&reply))?;
+        let mut landing = Landing { started, evicted: 0 };
+        if cacheable
+            && let Inserted::Kept { evicted } = self.cache.insert(key, reply, now.saturating_add(self.ttl))
+        {
+            landing.evicted = evicted;
+        }
+        Some(landing)
+    }
+
+    fn cacheable(&self, reply: &Reply) -> bool {
+        self.ttl > 0
+            && (reply.code == Code::OK || self.cache_errors)
+            && reply.body.len() <= self.max_response_bytes
+    }
+
+    /// See [`Flights::next_calls`].
+    pub fn next_calls(&mut self, max: usize, calls: &mut Vec<Call>) {
+        self.flights.next_calls(max, calls);
+    }
+
+    /// Whether waiters remain to be called.
+    pub fn has_landed(&self) -> bool {
+        self.flights.has_landed()
+    }
+
+    /// A called waiter takes its reply. See [`Flights::collect`].
+    pub fn collect(&mut self, ticket: Ticket) -> Option<Rc<Reply>> {
+        self.flights.collect(ticket)
+    }
+
+    /// A waiter goes away. See [`Flights::leave`].
+    pub fn leave(&mut self, ticket: Ticket) -> bool {
+        self.flights.leave(ticket)
+    }
+
+    /// Drops expired replies; returns how many.
+    pub fn sweep(&mut self, now: Nanos) -> usize {
+        self.cache.sweep(now)
+    }
+
+    /// Requests that wait for a reply.
+    pub fn waiting(&self) -> usize {
+        self.flights.waiting()
+    }
+
+    /// Flights in the air.
+    pub fn in_air(&self) -> usize {
+        self.flights.in_air()
+    }
+
+    /// Replies cached.
+    pub fn cached(&self) -> usize {
+        self.cache.len()
+    }
+
+    /// Bytes that the cached replies take.
+    pub fn cached_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::tests::numbered;
+    use crate::reply::tests::of_weight;
+    use crate::testing::{runner, test};
+    use proptest::prelude::*;
+    use std::collections::{HashMap, HashSet};
+    use std::time::Duration;
+
+    fn table(change: impl FnOnce(&mut Settings)) -> Table {
+        let mut settings =
+            Settings { cache_duration: Duration::from_nanos(100), ..Settings::for_cluster("c") };
+        change(&mut settings);
+        Table::new(&settings)
+    }
+
+    fn lead(table: &mut Table, key: u32, waiter: Waiter, now: Nanos) -> Ticket {
+        match table.arrive(numbered(key), waiter, now) {
+            Outcome::Leads(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn calls(table: &mut Table) -> Vec<Call> {
+        let mut calls = Vec::new();
+        table.next_calls(usize::MAX, &mut calls);
+        calls
+    }
+
+    #[test]
+    fn leads_then_joins_then_hits_then_leads_again() {
+        let mut table = table(|_| ());
+        let ticket = lead(&mut table, 1, 1, 0);
+        assert!(matches!(table.arrive(numbered(1), 2, 1), Outcome::Joined(_)));
+        assert_eq!(table.land(ticket.flight, of_weight(3), 50).unwrap().started, 0);
+        assert!(matches!(table.arrive(numbered(1), 3, 149), Outcome::Hit(_)));
+        assert!(matches!(table.arrive(numbered(1), 4, 150), Outcome::Leads(_)));
+        assert_eq!(calls(&mut table).len(), 2);
+    }
+
+    #[test]
+    fn no_ttl_means_no_cache() {
+        let mut table = table(|s| s.cache_duration = Duration::ZERO);
+        let ticket = lead(&mut table, 1, 1, 0);
+        table.land(ticket.flight, of_weight(3), 0);
+        assert_eq!(table.cached(), 0);
+        lead(&mut table, 1, 2, 0);
+    }
+
+    #[test]
+    fn failures_are_cached_only_when_asked() {
+        for asked in [false, true] {
+            let mut table = table(|s| s.cache_errors = asked);
+            let ticket = lead(&mut table, 1, 1, 0);
+            table.land(ticket.flight, Reply::failure(Code::UNAVAILABLE, ""), 0);
+            assert_eq!(matches!(table.arrive(numbered(1), 2, 1), Outcome::Hit(_)), asked);
+        }
+    }
+
+    #[test]
+    fn a_large_reply_is_delivered_but_not_cached() {
+        for (payload, cached) in [(5, 1), (6, 0)] {
+            let mut table = table(|s| s.max_response_bytes = 10);
+            let ticket = lead(&mut table, 1, 1, 0);
+            table.land(ticket.flight, of_weight(payload), 0);
+            assert_eq!(table.cached(), cached);
+            assert_eq!(calls(&mut table).len(), 1);
+        }
+    }
+
+    #[test]
+    fn beyond_max_waiters_one_is_refused_but_hits_are_not() {
+        let mut table = table(|s| s.max_waiters = 2);
+        let ticket = lead(&mut table, 1, 1, 0);
+        table.land(ticket.flight, of_weight(0), 0);
+        calls(&mut table);
+        table.collect(ticket);
+        let first = lead(&mut table, 2, 2, 0);
+        lead(&mut table, 3, 3, 0);
+        assert!(matches!(table.arrive(numbered(2), 4, 0), Outcome::Full));
+        assert!(matches!(table.arrive(numbered(1), 5, 0), Outcome::Hit(_)));
+        table.leave(first);
+        assert!(matches!(table.arrive(numbered(2), 6, 0), Outcome::Joined(_)));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Arrive { key: u32 },
+        Land { nth: usize, ok: bool },
+        Call { max: usize },
+        Collect { nth: usize },
+        Leave { nth: usize },
+        Tick { by: Nanos },
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            6 => (0u32..4).prop_map(|key| Op::Arrive { key }),
+            2 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(nth, ok)| Op::Land { nth, ok }),
+            3 => (1usize..5).prop_map(|max| Op::Call { max }),
+            3 => any::<usize>().prop_map(|nth| Op::Collect { nth }),
+            2 => any::<usize>().prop_map(|nth| Op::Leave { nth }),
+            1 => (0u64..60).prop_map(|by| Op::Tick { by }),
+        ];
+        prop::collection::vec(op, 0..200)
+    }
+
+    fn pick<T: Copy>(list: &[T], nth: usize) -> Option<T> {
+        (!list.is_empty()).then(|| list[nth % list.len()])
+    }
+
+    /// The reference: who waits for which flight, what is fresh, who was called.
+    #[derive(Default)]
+    struct Model {
+        now: Nanos,
+        in_air: HashMap<u32, FlightId>,
+        fresh_until: HashMap<u32, Nanos>,
+        seated: Vec<(Waiter, Ticket)>,
+        landed: HashSet<FlightId>,
+        called: Vec<(Waiter, Ticket)>,
+        answered: HashSet<Waiter>,
+        gone: HashSet<Waiter>,
+    }
+
+    impl Model {
+        fn unseat(&mut self, waiter: Waiter) {
+            self.seated.retain(|(w, _)| *w != waiter);
+            self.called.retain(|(w, _)| *w != waiter);
+        }
+    }
+
+    fn step(table: &mut Table, model: &mut Model, op: Op, next: Waiter) -> Result<(), TestCaseError> {
+        match op {
+            Op::Arrive { key } => {
+                let fresh = model.fresh_until.get(&key).is_some_and(|until| *until > model.now);
+                match table.arrive(numbered(key), next, model.now) {
+                    Outcome::Hit(_) => {
+                        prop_assert!(fresh);
+                        model.answered.insert(next);
+                    }
+                    Outcome::Joined(ticket) => {
+                        prop_assert!(!fresh);
+                        prop_assert_eq!(Some(&ticket.flight), model.in_air.get(&key));
+                        model.seated.push((next, ticket));
+                    }
+                    Outcome::Leads(ticket) => {
+                        prop_assert!(!fresh);
+                        prop_assert!(
+                            model.in_air.insert(key, ticket.flight).is_none(),
+                            "two flights of one key"
+                        );
+                        model.seated.push((next, ticket));
+                    }
+                    Outcome::Full => prop_assert!(false, "refused below the limit"),
+                }
+            }
+            Op::Land { nth, ok } => {
+                let mut flights: Vec<_> = model.in_air.iter().map(|(k, f)| (*k, *f)).collect();
+                flights.sort_by_key(|(key, _)| *key);
+                let Some((key, flight)) = pick(&flights, nth) else { return Ok(()) };
+                let reply = if ok { of_weight(1) } else { Reply::failure(Code::UNAVAILABLE, "") };
+                prop_assert!(table.land(flight, reply, model.now).is_some());
+                model.in_air.remove(&key);
+                model.landed.insert(flight);
+                if ok {
+                    model.fresh_until.insert(key, model.now + 100);
+                }
+            }
+            Op::Call { max } => {
+                let mut calls = Vec::new();
+                table.next_calls(max, &mut calls);
+                prop_assert!(calls.len() <= max);
+                for call in calls {
+                    prop_assert!(
+                        model.seated.contains(&(call.waiter, call.ticket)),
+                        "called one who is gone"
+                    );
+                    prop_assert!(model.landed.contains(&call.ticket.flight));
+                    prop_assert!(!model.called.contains(&(call.waiter, call.ticket)), "called twice");
+                    model.called.push((call.waiter, call.ticket));
+                }
+            }
+            Op::Collect { nth } => {
+                let Some((waiter, ticket)) = pick(&model.called, nth) else { return Ok(()) };
+                prop_assert!(table.collect(ticket).is_some());
+                prop_assert!(model.answered.insert(waiter), "answered twice");
+                model.unseat(waiter);
+            }
+            Op::Leave { nth } => {
+                let Some((waiter, ticket)) = pick(&model.seated, nth) else { return Ok(()) };
+                prop_assert!(table.leave(ticket));
+                model.gone.insert(waiter);
+                model.unseat(waiter);
+            }
+            Op::Tick { by } => {
+                model.now += by;
+                table.sweep(model.now);
+                let fresh = model.fresh_until.values().filter(|until| **until > model.now).count();
+                prop_assert_eq!(table.cached(), fresh);
+            }
+        }
+        prop_assert_eq!(table.waiting(), model.seated.len());
+        prop_assert_eq!(table.in_air(), model.in_air.len());
+        Ok(())
+    }
+
+    /// Lands and answers whatever is left; then nobody may be left without an answer.
+    fn drain(table: &mut Table, model: &mut Model) -> Result<(), TestCaseError> {
+        for (_, flight) in model.in_air.drain() {
+            prop_assert!(table.land(flight, of_weight(1), model.now).is_some());
+        }
+        let mut batch = Vec::new();
+        while table.has_landed() {
+            table.next_calls(3, &mut batch);
+            model.called.extend(batch.iter().map(|call| (call.waiter, call.ticket)));
+        }
+        for (waiter, ticket) in std::mem::take(&mut model.called) {
+            prop_assert!(table.collect(ticket).is_some());
+            prop_assert!(model.answered.insert(waiter));
+        }
+        prop_assert_eq!(table.waiting(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn any_interleaving_answers_every_arrival_once() {
+        runner(if cfg!(target_arch = "wasm32") { 200 } else { 3_000 })
+            .run(&ops(), |ops| {
+                let mut table = table(|_| ());
+                let mut model = Model::default();
+                let mut arrivals = 0;
+                for op in ops {
+                    arrivals += u32::from(matches!(op, Op::Arrive { .. }));
+                    step(&mut table, &mut model, op, arrivals)?;
+                }
+                drain(&mut table, &mut model)?;
+                let accounted = model.answered.len() + model.gone.len();
+                prop_assert_eq!(accounted, arrivals as usize);
+                prop_assert!(model.answered.is_disjoint(&model.gone));
+                Ok(())
+            })
+            .unwrap();
+    }
+}

@@ -1,0 +1,175 @@
+//! The filter's metrics.
+//!
+//! Counters and gauges belong to the whole process and are moved by increments. What a request
+//! changes is noted here in plain cells and handed to Envoy on the next tick (at most 100 ms later), so
+//! that the path of a request makes no host call for them.
+
+use crate::host::{self, Result};
+use collapser_engine::classify::Bypass;
+use collapser_engine::grpc::Code;
+use proxy_wasm::types::MetricType;
+use std::cell::Cell;
+
+/// Counts up. Noted now, handed to Envoy by [`Metrics::flush`].
+#[derive(Debug)]
+pub struct Counter {
+    id: u32,
+    pending: Cell<i64>,
+}
+
+impl Counter {
+    fn define(name: &str) -> Result<Self> {
+        Ok(Self { id: host::define_metric(MetricType::Counter, name)?, pending: Cell::new(0) })
+    }
+
+    /// Adds `count`.
+    pub fn add(&self, count: usize) {
+        self.pending.set(self.pending.get().saturating_add(count as i64));
+    }
+
+    fn flush(&self) {
+        let pending = self.pending.take();
+        if pending != 0 && host::increment_metric(self.id, pending).is_err() {
+            self.pending.set(pending);
+        }
+    }
+}
+
+/// A level that other workers share: only its changes are handed on.
+#[derive(Debug)]
+pub struct Gauge {
+    id: u32,
+    reported: Cell<i64>,
+}
+
+impl Gauge {
+    fn define(name: &str) -> Result<Self> {
+        Ok(Self { id: host::define_metric(MetricType::Gauge, name)?, reported: Cell::new(0) })
+    }
+
+    /// Makes this worker's share of the gauge `level`.
+    fn sync(&self, level: usize) {
+        let change = level as i64 - self.reported.get();
+        if change != 0 && host::increment_metric(self.id, change).is_ok() {
+            self.reported.set(level as i64);
+        }
+    }
+}
+
+/// The levels of a worker, for the gauges.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Levels {
+    /// Replies cached.
+    pub cached: usize,
+    /// Bytes they take.
+    pub cached_bytes: usize,
+    /// Flights in the air.
+    pub in_air: usize,
+    /// Requests waiting.
+    pub waiting: usize,
+}
+
+/// All metrics, by their name without `collapser_`.
+#[derive(Debug)]
+pub struct Metrics {
+    /// `requests_total`: requests that were decided upon.
+    pub requests: Counter,
+    /// `collapsed_requests_total`: followers.
+    pub collapsed: Counter,
+    /// `backend_calls_total`: flights.
+    pub backend_calls: Counter,
+    /// `cache_hits_total`.
+    pub hits: Counter,
+    /// `refused_requests_total`: turned away at `max_waiters`.
+    pub refused: Counter,
+    /// `abandoned_requests_total`: callers that left before they were answered.
+    pub abandoned: Counter,
+    /// `evictions_total`: replies evicted before their time.
+    pub evictions: Counter,
+    bypassed: [Counter; Bypass::ALL.len()],
+    /// By code from 1 on; the last one is for codes beyond those that gRPC defines.
+    errors: [Counter; 17],
+    backend_latency: u32,
+    follower_wait: u32,
+    cached: Gauge,
+    cached_bytes: Gauge,
+    in_air: Gauge,
+    waiting: Gauge,
+}
+
+/// Defines one counter for each of `N` labels. `envoy.yaml` turns `name.label.value` into a label.
+fn family<const N: usize>(name: impl Fn(usize) -> String) -> Result<[Counter; N]> {
+    let counters: Vec<_> = (0..N).map(|n| Counter::define(&name(n))).collect::<Result<_>>()?;
+    counters.try_into().map_err(|_| host::Refused)
+}
+
+impl Metrics {
+    /// Defines them all, so that each is there, at zero, from the start.
+    pub fn define() -> Result<Self> {
+        let histogram = |name| host::define_metric(MetricType::Histogram, name);
+        Ok(Self {
+            requests: Counter::define("collapser_requests_total")?,
+            collapsed: Counter::define("collapser_collapsed_requests_total")?,
+            backend_calls: Counter::define("collapser_backend_calls_total")?,
+            hits: Counter::define("collapser_cache_hits_total")?,
+            refused: Counter::define("collapser_refused_requests_total")?,
+            abandoned: Counter::define("collapser_abandoned_requests_total")?,
+            evictions: Counter::define("collapser_evictions_total")?,
+            bypassed: family(|n| {
+                format!("collapser_bypassed_requests_total.reason.{}", Bypass::ALL[n].name())
+            })?,
+            errors: family(|n| match n {
+                16 => "collapser_errors_total.code.other".to_string(),
+                n => format!("collapser_errors_total.code.{}", n + 1),
+            })?,
+            backend_latency: histogram("collapser_backend_latency_microseconds")?,
+            follower_wait: histogram("collapser_follower_wait_microseconds")?,
+            cached: Gauge::define("collapser_cached_results")?,
+            cached_bytes: Gauge::define("collapser_cached_bytes")?,
+            in_air: Gauge::define("collapser_inflight_requests")?,
+            waiting: Gauge::define("collapser_waiting_requests")?,
+        })
+    }
+
+    /// A request passes untouched.
+    pub fn bypassed(&self, reason: Bypass) {
+        self.requests.add(1);
+        if let Some(counter) = self.bypassed.get(reason.index()) {
+            counter.add(1);
+        }
+    }
+
+    /// A flight ended after so many nanoseconds, with this status.
+    pub fn flight_ended(&self, nanos: u64, code: Code) {
+        // A histogram that the host will not take is no reason to fail a request.
+        let _ = host::record_metric(self.backend_latency, nanos / 1_000);
+        let Some(index) = (code.0 as usize).checked_sub(1) else { return };
+        if let Some(counter) = self.errors.get(index).or(self.errors.last()) {
+            counter.add(1);
+        }
+    }
+
+    /// A follower was answered after so many nanoseconds.
+    pub fn follower_waited(&self, nanos: u64) {
+        // As above.
+        let _ = host::record_metric(self.follower_wait, nanos / 1_000);
+    }
+
+    /// Hands everything noted since the last time to Envoy.
+    pub fn flush(&self, levels: Levels) {
+        let single = [
+            &self.requests,
+            &self.collapsed,
+            &self.backend_calls,
+            &self.hits,
+            &self.refused,
+            &self.abandoned,
+            &self.evictions,
+        ];
+        single.into_iter().chain(&self.bypassed).chain(&self.errors).for_each(Counter::flush);
+        self.cached.sync(levels.cached);
+        self.cached_bytes.sync(levels.cached_bytes);
+        self.in_air.sync(levels.in_air);
+        self.waiting.sync(levels.waiting);
+    }
+}

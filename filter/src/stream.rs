@@ -1,0 +1,209 @@
+//! One request: a small state machine between Envoy's callbacks.
+
+use crate::host;
+use crate::worker::Worker;
+use collapser_engine::classify::{self, Bypass};
+use collapser_engine::flights::Ticket;
+use collapser_engine::framing::{self, Framing};
+use collapser_engine::grace::Place;
+use collapser_engine::key;
+use collapser_engine::pairs::Pairs;
+use collapser_engine::reply::{Reply, Shape};
+use collapser_engine::table::Outcome;
+use collapser_engine::{Nanos, Waiter};
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::{Action, BufferType, MapType};
+use std::rc::Rc;
+
+/// Where a request stands.
+enum State {
+    /// Untouched from here on; also before its headers and after its answer.
+    Passing,
+    /// Its headers are held, and its body until it is whole.
+    Holding(Held),
+    /// It waits for a flight.
+    Waiting(Ticket),
+    /// Its local reply was sent and comes by; the recorded headers go into it.
+    Replaying(Rc<Reply>),
+    /// The recorded body and trailers go into the local reply's slot.
+    Filling(Rc<Reply>),
+}
+
+/// A request of which not everything has come.
+struct Held {
+    headers: Vec<u8>,
+    opened: Nanos,
+    /// Its place among those that are released after the grace.
+    grace: Option<Place>,
+    /// Whether any part of the body has come.
+    begun: bool,
+}
+
+/// The context of one request.
+pub struct Stream {
+    id: Waiter,
+    worker: Rc<Worker>,
+    state: State,
+}
+
+impl Stream {
+    /// A request that has just begun.
+    pub fn new(id: Waiter, worker: Rc<Worker>) -> Self {
+        Self { id, worker, state: State::Passing }
+    }
+
+    fn pass(&mut self, reason: Bypass) -> Action {
+        self.worker.metrics.bypassed(reason);
+        self.state = State::Passing;
+        Action::Continue
+    }
+
+    /// More of the body has come: `size` bytes are there in all.
+    fn hold(&mut self, mut held: Held, size: usize, end_of_stream: bool) -> Action {
+        if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
+            // Released by the tick, and counted there.
+            return Action::Continue;
+        }
+        if size > self.worker.settings.max_request_bytes {
+            return self.pass(Bypass::TooLarge);
+        }
+        if end_of_stream {
+            return self.decide(held, size);
+        }
+        let start = host::buffer(BufferType::HttpRequestBody, 0, framing::PREFIX);
+        match framing::inspect(&start, size) {
+            Framing::More => return self.pass(Bypass::Streaming),
+            Framing::One | Framing::Empty => {
+                held.grace = Some(self.worker.enter_grace(self.id, self.worker.now()));
+            }
+            // The rest of the message is on its way.
+            Framing::Partial => match framing::first_message_len(&start) {
+                Some(len) if len > self.worker.settings.max_request_bytes => {
+                    return self.pass(Bypass::TooLarge);
+                }
+                _ => (),
+            },
+        }
+        held.begun = true;
+        self.state = State::Holding(held);
+        Action::Pause
+    }
+
+    /// The request is whole.
+    fn decide(&mut self, held: Held, size: usize) -> Action {
+        let body = host::buffer(BufferType::HttpRequestBody, 0, size);
+        match framing::inspect(&body, body.len()) {
+            Framing::One => (),
+            Framing::More => return self.pass(Bypass::Streaming),
+            Framing::Empty | Framing::Partial => return self.pass(Bypass::Malformed),
+        }
+        let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
+        let key = key::derive(headers, &body, &self.worker.settings.key_headers);
+        // A body that came at once came no later than the headers: one look at the clock is enough.
+        let now = if held.begun { self.worker.now() } else { held.opened };
+        match self.worker.arrive(key, self.id, now, held.headers, body) {
+            Outcome::Hit(reply) => self.answer(reply),
+            Outcome::Full => self.answer(Rc::clone(&self.worker.full)),
+            Outcome::Joined(ticket) | Outcome::Leads(ticket) => self.state = State::Waiting(ticket),
+        }
+        Action::Pause
+    }
+
+    fn answer(&mut self, reply: Rc<Reply>) {
+        let shape = reply.shape;
+        self.state = State::Replaying(reply);
+        // Refused only if the stream has been answered already; then it needs none from here.
+        let _ = self.worker.send(shape);
+    }
+
+    /// Puts the recorded headers into the local reply that passes by.
+    fn replay_headers(&mut self, reply: Rc<Reply>, end_of_stream: bool) -> Action {
+        let has_slot = reply.shape == Shape::TrailersOnly || !end_of_stream;
+        let headers = if has_slot { &reply.headers } else { &self.worker.no_slot.headers };
+        // Refused only if the stream is going away.
+        let _ = host::set_header_map(MapType::HttpResponseHeaders, headers);
+        self.state = if end_of_stream { State::Passing } else { State::Filling(reply) };
+        Action::Continue
+    }
+}
+
+impl Context for Stream {
+    fn on_done(&mut self) -> bool {
+        match std::mem::replace(&mut self.state, State::Passing) {
+            State::Waiting(ticket) => self.worker.leave(ticket),
+            State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
+            _ => (),
+        }
+        true
+    }
+}
+
+impl HttpContext for Stream {
+    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        let headers = host::header_map(MapType::HttpRequestHeaders);
+        let judged = Pairs::parse(&headers)
+            .ok_or(Bypass::Malformed)
+            .and_then(|pairs| classify::classify(pairs, end_of_stream, &self.worker.settings.methods));
+        if let Err(reason) = judged {
+            return self.pass(reason);
+        }
+        // A stream whose backend speaks first may never send a message on its own account.
+        let opened = self.worker.now();
+        let grace = Some(self.worker.enter_grace(self.id, opened));
+        self.state = State::Holding(Held { headers, opened, grace, begun: false });
+        Action::Pause
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        match std::mem::replace(&mut self.state, State::Passing) {
+            State::Passing => Action::Continue,
+            State::Holding(held) => self.hold(held, size, end_of_stream),
+            // The request was whole; nothing more can come that matters.
+            other => {
+                self.state = other;
+                Action::Pause
+            }
+        }
+    }
+
+    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+        match std::mem::replace(&mut self.state, State::Passing) {
+            State::Holding(Held { grace: Some(place), .. }) if !self.worker.leave_grace(place) => {
+                Action::Continue
+            }
+            State::Holding(_) => self.pass(Bypass::Malformed),
+            _ => Action::Continue,
+        }
+    }
+
+    fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        match std::mem::replace(&mut self.state, State::Passing) {
+            State::Replaying(reply) => self.replay_headers(reply, end_of_stream),
+            State::Waiting(ticket) => match self.worker.collect(ticket) {
+                Some(reply) => self.replay_headers(reply, end_of_stream),
+                // Somebody else answers: Envoy itself, at a deadline for one.
+                None => {
+                    self.worker.leave(ticket);
+                    Action::Continue
+                }
+            },
+            State::Holding(Held { grace: Some(place), .. }) => {
+                self.worker.leave_grace(place);
+                Action::Continue
+            }
+            _ => Action::Continue,
+        }
+    }
+
+    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        let State::Filling(reply) = &self.state else { return Action::Continue };
+        if !end_of_stream {
+            return Action::Pause;
+        }
+        // Both are refused only if the stream is going away.
+        let _ = host::set_buffer(BufferType::HttpResponseBody, size, &reply.body);
+        let _ = host::set_header_map(MapType::HttpResponseTrailers, &reply.trailers);
+        self.state = State::Passing;
+        Action::Continue
+    }
+}

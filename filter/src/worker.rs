@@ -1,0 +1,356 @@
+//! What the root context and the streams of one worker share.
+
+use crate::host;
+use crate::metrics::{Levels, Metrics};
+use collapser_engine::classify::Bypass;
+use collapser_engine::flights::{Call, FlightId, Ticket};
+use collapser_engine::grace::{Grace, Place};
+use collapser_engine::grpc::Code;
+use collapser_engine::key::Key;
+use collapser_engine::outbound;
+use collapser_engine::pairs::{self, Pairs};
+use collapser_engine::reply::{MARKER, Reply, Shape};
+use collapser_engine::settings::Settings;
+use collapser_engine::table::{Outcome, Table};
+use collapser_engine::{Nanos, Waiter, nanos};
+use proxy_wasm::hostcalls::dispatch_http_call;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Replies sent in one callback. Each is sent when the callback returns, re-enters the VM, and on its way
+/// out sends the next one deeper in the stack; about 300 overflow it (measured).
+const BATCH: usize = 32;
+
+/// Replies sent between two ticks. All of them may pile up as frames before Envoy writes to a
+/// socket, and nothing else is served meanwhile (some 10 ms); then other connections have their turn.
+const SLICE: usize = 256;
+
+/// Between two slices of a fan-out: the shortest tick there is.
+const PACE: Duration = Duration::from_millis(1);
+
+/// The tick when there is nothing to do but housekeeping. Metrics lag by at most this.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// An upstream failure this much before the deadline still counts as the deadline's doing: Envoy's
+/// timers are that coarse.
+const TIMER_SLACK: Duration = Duration::from_millis(10);
+
+/// A flight that waits to be dispatched. Only the root context may do that, see [`Worker::wake`].
+struct Departure {
+    flight: FlightId,
+    headers: Vec<u8>,
+    body: Vec<u8>,
+}
+
+/// A flight whose call is under way.
+struct Airborne {
+    flight: FlightId,
+    dispatched: Nanos,
+}
+
+/// The state of one worker.
+pub struct Worker {
+    /// The settings, fixed for the life of this context.
+    pub settings: Settings,
+    /// The metrics.
+    pub metrics: Metrics,
+    /// The reply to those who find no place to wait.
+    pub full: Rc<Reply>,
+    /// The reply when the filter chain lacks the body slot.
+    pub no_slot: Rc<Reply>,
+    root: u32,
+    queue: u32,
+    /// Whether a wake-up is on its way.
+    woken: Cell<bool>,
+    epoch: Instant,
+    table: RefCell<Table>,
+    grace: RefCell<Grace>,
+    departures: RefCell<Vec<Departure>>,
+    airborne: RefCell<HashMap<u32, Airborne>>,
+    /// Replies that may still be sent before the next tick.
+    budget: Cell<usize>,
+    /// Kept between batches, so that a batch allocates nothing.
+    calls: RefCell<Vec<Call>>,
+    marker: Box<[u8]>,
+    grpc_timeout: String,
+    next_tick: Cell<Nanos>,
+    next_sweep: Cell<Nanos>,
+}
+
+impl Worker {
+    /// The state of the worker whose root context is `root`.
+    ///
+    /// # Errors
+    /// If the host refuses a metric or the queue.
+    pub fn new(root: u32, settings: Settings) -> host::Result<Self> {
+        let full = format!("collapser: {} requests wait already (max_waiters)", settings.max_waiters);
+        let no_slot = "collapser: the body slot (a Lua filter) is missing after this filter in http_filters";
+        let worker = Self {
+            metrics: Metrics::define()?,
+            full: Rc::new(Reply::failure(Code::RESOURCE_EXHAUSTED, &full)),
+            no_slot: Rc::new(Reply::failure(Code::INTERNAL, no_slot)),
+            root,
+            // A queue belongs to whoever registered its name last, so every root context takes a
+            // name of its own.
+            queue: host::register_queue(&format!("collapser/{:016x}", random()))?,
+            woken: Cell::new(false),
+            epoch: Instant::now(),
+            table: RefCell::new(Table::new(&settings)),
+            grace: RefCell::default(),
+            departures: RefCell::default(),
+            airborne: RefCell::default(),
+            budget: Cell::new(SLICE),
+            calls: RefCell::default(),
+            marker: pairs::block(&[(MARKER, "1")]),
+            grpc_timeout: outbound::grpc_timeout(settings.backend_timeout),
+            next_tick: Cell::new(Nanos::MAX),
+            next_sweep: Cell::new(0),
+            settings,
+        };
+        worker.tick_at(worker.now() + nanos(IDLE), worker.now());
+        Ok(worker)
+    }
+
+    /// The monotonic clock.
+    pub fn now(&self) -> Nanos {
+        nanos(self.epoch.elapsed())
+    }
+
+    // --- What streams ask for ---
+
+    /// Has a request released upstream once the grace is over.
+    pub fn enter_grace(&self, waiter: Waiter, now: Nanos) -> Place {
+        let due = now.saturating_add(nanos(self.settings.stream_grace));
+        let place = self.grace.borrow_mut().enter(waiter, due);
+        if due < self.next_tick.get() {
+            self.tick_at(due, now);
+        }
+        place
+    }
+
+    /// Takes a request out of the grace; returns `false` if it has been released.
+    pub fn leave_grace(&self, place: Place) -> bool {
+        self.grace.borrow_mut().leave(place)
+    }
+
+    /// A request has arrived whole. If it leads, its flight departs with these headers and body.
+    pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, headers: Vec<u8>, body: Vec<u8>) -> Outcome {
+        let outcome = self.table.borrow_mut().arrive(key, waiter, now);
+        self.metrics.requests.add(1);
+        match &outcome {
+            Outcome::Hit(_) => self.metrics.hits.add(1),
+            Outcome::Joined(_) => self.metrics.collapsed.add(1),
+            Outcome::Full => self.metrics.refused.add(1),
+            Outcome::Leads(ticket) => {
+                self.metrics.backend_calls.add(1);
+                self.departures.borrow_mut().push(Departure { flight: ticket.flight, headers, body });
+                self.wake();
+            }
+        }
+        outcome
+    }
+
+    /// A called waiter takes its reply.
+    pub fn collect(&self, ticket: Ticket) -> Option<Rc<Reply>> {
+        self.table.borrow_mut().collect(ticket)
+    }
+
+    /// A waiter is gone.
+    pub fn leave(&self, ticket: Ticket) {
+        if self.table.borrow_mut().leave(ticket) {
+            self.metrics.abandoned.add(1);
+        }
+    }
+
+    /// Sends the local reply of the effective stream, which its callbacks then fill in.
+    pub fn send(&self, shape: Shape) -> host::Result<()> {
+        match shape {
+            Shape::Full => host::send_local_response(&self.marker),
+            Shape::TrailersOnly => host::send_local_response(&[]),
+        }
+    }
+
+    /// Has the root context called soon, by a message to its own queue. The SDK files a call under the context
+    /// whose callback dispatched it, and drops the response if that context is gone by then;
+    /// only the root context never is.
+    fn wake(&self) {
+        if !self.woken.replace(true) && host::wake(self.queue).is_err() {
+            // The next tick does the same work, a little later.
+            self.woken.set(false);
+        }
+    }
+
+    // --- What the root context is called for ---
+
+    /// The wake-up has come.
+    pub fn on_wake(&self) {
+        host::drain(self.queue);
+        self.woken.set(false);
+        self.depart();
+        self.fan_out(BATCH.min(self.budget.get()));
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&self) {
+        let now = self.now();
+        self.depart();
+        self.budget.set(SLICE);
+        self.fan_out(BATCH);
+        self.release_due(now);
+        if now >= self.next_sweep.get() {
+            self.table.borrow_mut().sweep(now);
+            self.next_sweep.set(now.saturating_add(nanos(self.settings.cleanup_interval)));
+        }
+        self.metrics.flush(self.levels());
+        self.schedule(now);
+    }
+
+    /// A dispatched call has ended; `record` reads its response.
+    pub fn on_call_response(&self, token: u32, record: impl FnOnce() -> Reply) {
+        let Some(Airborne { flight, dispatched }) = self.airborne.borrow_mut().remove(&token) else { return };
+        let now = self.now();
+        let took = now.saturating_sub(dispatched);
+        self.land(flight, self.in_time(record(), took), now);
+        // At least one batch, whatever is left of the budget: a flight with few waiters does not wait.
+        self.fan_out(BATCH);
+    }
+
+    /// Gives back what this worker has added to the gauges that all share.
+    pub fn on_done(&self) {
+        self.metrics.flush(Levels::default());
+    }
+
+    /// Envoy reports a timeout as UNAVAILABLE; only the clock tells.
+    fn in_time(&self, reply: Reply, took: Nanos) -> Reply {
+        let limit = self.settings.backend_timeout;
+        if reply.code != Code::UNAVAILABLE || took < nanos(limit.saturating_sub(TIMER_SLACK)) {
+            return reply;
+        }
+        let limit = collapser_engine::duration::format(limit);
+        Reply::failure(
+            Code::DEADLINE_EXCEEDED,
+            &format!("collapser: no answer within {limit} (backend_timeout)"),
+        )
+    }
+
+    fn land(&self, flight: FlightId, reply: Reply, now: Nanos) {
+        let code = reply.code;
+        let Some(landing) = self.table.borrow_mut().land(flight, reply, now) else { return };
+        self.metrics.flight_ended(now.saturating_sub(landing.started), code);
+        self.metrics.evictions.add(landing.evicted);
+    }
+
+    fn depart(&self) {
+        for departure in self.departures.take() {
+            if self.dispatch(&departure).is_err() {
+                let cluster = &self.settings.cluster;
+                let message = format!(
+                    "collapser: Envoy refused the call to cluster \"{cluster}\": it does not exist, has no host, or its circuit breaker is open"
+                );
+                self.land(departure.flight, Reply::failure(Code::UNAVAILABLE, &message), self.now());
+            }
+        }
+    }
+
+    fn dispatch(&self, departure: &Departure) -> host::Result<()> {
+        let leader = Pairs::parse(&departure.headers).ok_or(host::Refused)?;
+        let headers = outbound::headers(leader, &self.grpc_timeout);
+        let timeout = self.settings.backend_timeout;
+        let token =
+            dispatch_http_call(&self.settings.cluster, headers, Some(&departure.body), Vec::new(), timeout)
+                .map_err(|_| host::Refused)?;
+        let airborne = Airborne { flight: departure.flight, dispatched: self.now() };
+        self.airborne.borrow_mut().insert(token, airborne);
+        Ok(())
+    }
+
+    /// Answers up to `max` waiters and sees to it that the next batch follows.
+    fn fan_out(&self, max: usize) {
+        let mut calls = self.calls.take();
+        self.table.borrow_mut().next_calls(max, &mut calls);
+        if !calls.is_empty() {
+            let now = self.now();
+            calls.iter().for_each(|call| self.answer(call, now));
+            // Whatever follows in this callback is the root's again. The root itself is always there.
+            let _ = host::set_effective_context(self.root);
+            self.budget.set(self.budget.get().saturating_sub(calls.len()));
+        }
+        self.calls.replace(calls);
+        if !self.table.borrow().has_landed() {
+            return;
+        }
+        if self.budget.get() > 0 {
+            self.wake();
+        } else {
+            self.tick_soon();
+        }
+    }
+
+    fn answer(&self, call: &Call, now: Nanos) {
+        let sent = host::set_effective_context(call.waiter).and_then(|()| self.send(call.shape));
+        if sent.is_err() {
+            // The caller vanished without a word.
+            self.leave(call.ticket);
+        } else if !call.leader {
+            self.metrics.follower_waited(now.saturating_sub(call.joined));
+        }
+    }
+
+    /// Releases the requests whose grace is over.
+    fn release_due(&self, now: Nanos) {
+        loop {
+            let Some(waiter) = self.grace.borrow_mut().next_due(now) else { break };
+            if host::set_effective_context(waiter).and_then(|()| host::resume_request()).is_ok() {
+                self.metrics.bypassed(Bypass::Streaming);
+            }
+        }
+        let _ = host::set_effective_context(self.root);
+    }
+
+    fn levels(&self) -> Levels {
+        let table = self.table.borrow();
+        Levels {
+            cached: table.cached(),
+            cached_bytes: table.cached_bytes(),
+            in_air: table.in_air(),
+            waiting: table.waiting(),
+        }
+    }
+
+    // --- Ticks ---
+
+    /// Sets the next tick to when there is something to do.
+    fn schedule(&self, now: Nanos) {
+        let mut next = now.saturating_add(nanos(IDLE));
+        if self.table.borrow().has_landed() {
+            next = now.saturating_add(nanos(PACE));
+        }
+        if let Some(due) = self.grace.borrow().next_deadline() {
+            next = next.min(due);
+        }
+        self.tick_at(next, now);
+    }
+
+    fn tick_soon(&self) {
+        let now = self.now();
+        let soon = now.saturating_add(nanos(PACE));
+        if soon < self.next_tick.get() {
+            self.tick_at(soon, now);
+        }
+    }
+
+    /// Sets the tick to `at`, rounded up to the millisecond.
+    fn tick_at(&self, at: Nanos, now: Nanos) {
+        let millis = at.saturating_sub(now).div_ceil(1_000_000).max(1);
+        if host::set_tick_period(u32::try_from(millis).unwrap_or(u32::MAX)).is_ok() {
+            self.next_tick.set(now.saturating_add(millis * 1_000_000));
+        }
+    }
+}
+
+fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
+}
