@@ -2,10 +2,11 @@
 
 use crate::host;
 use crate::worker::Worker;
+use collapser_engine::catalog::{Method, MethodId};
 use collapser_engine::classify::{self, Bypass};
 use collapser_engine::flights::Ticket;
 use collapser_engine::framing::{self, Framing};
-use collapser_engine::grace::Place;
+use collapser_engine::grace::{Place, Until};
 use collapser_engine::key;
 use collapser_engine::pairs::Pairs;
 use collapser_engine::reply::{Reply, Shape};
@@ -32,8 +33,9 @@ enum State {
 /// A request of which not everything has come.
 struct Held {
     headers: Vec<u8>,
+    method: Option<MethodId>,
     opened: Nanos,
-    /// Its place among those that are released after the grace.
+    /// Its place among those that are released after a while.
     grace: Option<Place>,
     /// Whether any part of the body has come.
     begun: bool,
@@ -58,6 +60,15 @@ impl Stream {
         Action::Continue
     }
 
+    fn pass_stream(&mut self, method: Option<MethodId>) -> Action {
+        self.worker.streams(method);
+        self.pass(Bypass::Streaming)
+    }
+
+    fn wait(&self, held: &mut Held, until: Until) {
+        held.grace = Some(self.worker.enter_grace(self.id, held.method, until, self.worker.now()));
+    }
+
     /// More of the body has come: `size` bytes are there in all.
     fn hold(&mut self, mut held: Held, size: usize, end_of_stream: bool) -> Action {
         if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
@@ -72,10 +83,9 @@ impl Stream {
         }
         let start = host::buffer(BufferType::HttpRequestBody, 0, framing::PREFIX);
         match framing::inspect(&start, size) {
-            Framing::More => return self.pass(Bypass::Streaming),
-            Framing::One | Framing::Empty => {
-                held.grace = Some(self.worker.enter_grace(self.id, self.worker.now()));
-            }
+            Framing::More => return self.pass_stream(held.method),
+            Framing::One => self.wait(&mut held, Until::EndOfStream),
+            Framing::Empty => self.wait(&mut held, Until::Message),
             // The rest of the message is on its way.
             Framing::Partial => match framing::first_message_len(&start) {
                 Some(len) if len > self.worker.settings.max_request_bytes => {
@@ -93,8 +103,8 @@ impl Stream {
     fn decide(&mut self, held: Held, size: usize) -> Action {
         let body = host::buffer(BufferType::HttpRequestBody, 0, size);
         match framing::inspect(&body, body.len()) {
-            Framing::One => (),
-            Framing::More => return self.pass(Bypass::Streaming),
+            Framing::One => self.worker.came_whole(held.method),
+            Framing::More => return self.pass_stream(held.method),
             Framing::Empty | Framing::Partial => return self.pass(Bypass::Malformed),
         }
         let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
@@ -143,14 +153,17 @@ impl HttpContext for Stream {
         let headers = host::header_map(MapType::HttpRequestHeaders);
         let judged = Pairs::parse(&headers)
             .ok_or(Bypass::Malformed)
-            .and_then(|pairs| classify::classify(pairs, end_of_stream, &self.worker.settings.methods));
-        if let Err(reason) = judged {
-            return self.pass(reason);
-        }
+            .and_then(|pairs| classify::classify(pairs, end_of_stream));
+        let method = match judged.map(|path| self.worker.judge(path)) {
+            Ok(Method::Collapsible(method)) => method,
+            Ok(Method::Excluded) => return self.pass(Bypass::Method),
+            Ok(Method::Streams) => return self.pass(Bypass::Streaming),
+            Err(reason) => return self.pass(reason),
+        };
         // A stream whose backend speaks first may never send a message on its own account.
         let opened = self.worker.now();
-        let grace = Some(self.worker.enter_grace(self.id, opened));
-        self.state = State::Holding(Held { headers, opened, grace, begun: false });
+        let grace = Some(self.worker.enter_grace(self.id, method, Until::Message, opened));
+        self.state = State::Holding(Held { headers, method, opened, grace, begun: false });
         Action::Pause
     }
 

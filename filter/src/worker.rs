@@ -2,9 +2,10 @@
 
 use crate::host;
 use crate::metrics::{Levels, Metrics};
+use collapser_engine::catalog::{Catalog, Method, MethodId};
 use collapser_engine::classify::Bypass;
 use collapser_engine::flights::{Call, FlightId, Ticket};
-use collapser_engine::grace::{Grace, Place};
+use collapser_engine::grace::{Grace, Place, Until};
 use collapser_engine::grpc::Code;
 use collapser_engine::key::Key;
 use collapser_engine::outbound;
@@ -66,6 +67,7 @@ pub struct Worker {
     woken: Cell<bool>,
     epoch: Instant,
     table: RefCell<Table>,
+    catalog: RefCell<Catalog>,
     grace: RefCell<Grace>,
     departures: RefCell<Vec<Departure>>,
     airborne: RefCell<HashMap<u32, Airborne>>,
@@ -98,7 +100,8 @@ impl Worker {
             woken: Cell::new(false),
             epoch: Instant::now(),
             table: RefCell::new(Table::new(&settings)),
-            grace: RefCell::default(),
+            catalog: RefCell::new(Catalog::new(settings.methods.clone())),
+            grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
             departures: RefCell::default(),
             airborne: RefCell::default(),
             budget: Cell::new(SLICE),
@@ -120,11 +123,21 @@ impl Worker {
 
     // --- What streams ask for ---
 
-    /// Has a request released upstream once the grace is over.
-    pub fn enter_grace(&self, waiter: Waiter, now: Nanos) -> Place {
-        let due = now.saturating_add(nanos(self.settings.stream_grace));
-        let place = self.grace.borrow_mut().enter(waiter, due);
-        if due < self.next_tick.get() {
+    /// Judges a method by what is known of it.
+    pub fn judge(&self, path: &[u8]) -> Method {
+        self.catalog.borrow_mut().judge(path)
+    }
+
+    /// A method has sent or received a second message.
+    pub fn streams(&self, method: Option<MethodId>) {
+        self.catalog.borrow_mut().streams(method);
+    }
+
+    /// Has a request released upstream if it does not go on for too long.
+    pub fn enter_grace(&self, waiter: Waiter, method: Option<MethodId>, until: Until, now: Nanos) -> Place {
+        let mut grace = self.grace.borrow_mut();
+        let place = grace.enter(waiter, method, until, now);
+        if let Some(due) = grace.next_deadline().filter(|due| *due < self.next_tick.get()) {
             self.tick_at(due, now);
         }
         place
@@ -135,7 +148,13 @@ impl Worker {
         self.grace.borrow_mut().leave(place)
     }
 
-    /// A request has arrived whole. If it leads, its flight departs with these headers and body.
+    /// A request has arrived whole.
+    pub fn came_whole(&self, method: Option<MethodId>) {
+        self.catalog.borrow_mut().came_whole(method);
+    }
+
+    /// Looks up a request that has arrived whole. If it leads, its flight departs with these headers and
+    /// body.
     pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, headers: Vec<u8>, body: Vec<u8>) -> Outcome {
         let outcome = self.table.borrow_mut().arrive(key, waiter, now);
         self.metrics.requests.add(1);
@@ -195,6 +214,7 @@ impl Worker {
     /// Time has passed.
     pub fn on_tick(&self) {
         let now = self.now();
+        self.postpone_if_late(now);
         self.depart();
         self.budget.set(SLICE);
         self.fan_out(BATCH);
@@ -298,10 +318,21 @@ impl Worker {
         }
     }
 
+    /// A tick that comes late tells that the event loop was busy and that callers' messages may lie
+    /// unread. They get until the next tick, before which the loop reads them.
+    fn postpone_if_late(&self, now: Nanos) {
+        let late = now.saturating_sub(self.next_tick.get());
+        if late > nanos(self.settings.stream_grace) / 4 {
+            self.grace.borrow_mut().postpone(late + nanos(PACE));
+        }
+    }
+
     /// Releases the requests whose grace is over.
     fn release_due(&self, now: Nanos) {
         loop {
-            let Some(waiter) = self.grace.borrow_mut().next_due(now) else { break };
+            let is_unary = |method| self.catalog.borrow().is_unary(method);
+            let Some((waiter, method)) = self.grace.borrow_mut().next_due(now, is_unary) else { break };
+            self.catalog.borrow_mut().stayed_open(method);
             if host::set_effective_context(waiter).and_then(|()| host::resume_request()).is_ok() {
                 self.metrics.bypassed(Bypass::Streaming);
             }

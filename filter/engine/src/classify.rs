@@ -1,7 +1,6 @@
 //! Whether a request may collapse, as far as its headers tell.
 
 use crate::grpc;
-use crate::methods::Methods;
 use crate::pairs::Pairs;
 
 /// Why a request went upstream untouched. Each is a label of the metric for bypassed requests.
@@ -9,11 +8,11 @@ use crate::pairs::Pairs;
 pub enum Bypass {
     /// Not a gRPC POST.
     NotGrpc,
-    /// The method is excluded by the `methods` setting, or is known to stream.
+    /// The method is excluded by the `methods` setting, or is one of gRPC's own streams.
     Method,
     /// The caller asked for it with `cache-control: no-store`.
     Asked,
-    /// More than one message, or an open stream.
+    /// More than one message, an open stream, or a method that has shown itself to stream.
     Streaming,
     /// The body is larger than `max_request_bytes`.
     TooLarge,
@@ -45,11 +44,12 @@ impl Bypass {
     }
 }
 
-/// Judges a request by its headers. `no_body` says that the headers end the stream.
+/// Judges a request by its headers and returns its path, which names the method. `no_body` says that the
+/// headers end the stream.
 ///
 /// # Errors
 /// Why the request must pass untouched.
-pub fn classify(headers: Pairs<'_>, no_body: bool, methods: &Methods) -> Result<(), Bypass> {
+pub fn classify(headers: Pairs<'_>, no_body: bool) -> Result<&[u8], Bypass> {
     let (mut post, mut authority) = (false, false);
     let (mut path, mut content_type) = (None, None);
     let mut repeated = false;
@@ -73,7 +73,7 @@ pub fn classify(headers: Pairs<'_>, no_body: bool, methods: &Methods) -> Result<
     if headers.iter().any(|(_, value)| std::str::from_utf8(value).is_err()) {
         return Err(Bypass::Malformed);
     }
-    if methods.allow(path) { Ok(()) } else { Err(Bypass::Method) }
+    Ok(path)
 }
 
 /// Whether a `cache-control` value holds the directive `no-store` (RFC 9111, section 5.2.1.5).
@@ -92,18 +92,18 @@ mod tests {
     const GOOD: [(&str, &str); 4] =
         [(":method", "POST"), (":path", "/a.B/C"), (":authority", "x"), ("content-type", "application/grpc")];
 
-    fn judge(change: &[(&str, &str)], no_body: bool) -> Result<(), Bypass> {
+    fn judge(change: &[(&str, &str)], no_body: bool) -> Result<String, Bypass> {
         let kept = GOOD.iter().filter(|(name, _)| !change.iter().any(|(changed, _)| changed == name));
         let headers: Vec<_> = kept.chain(change).copied().collect();
-        let methods = Methods::parse(&["!/a.B/Stream"]).unwrap();
-        classify(Pairs::parse(&block(&headers)).unwrap(), no_body, &methods)
+        classify(Pairs::parse(&block(&headers)).unwrap(), no_body)
+            .map(|path| String::from_utf8_lossy(path).into_owned())
     }
 
     #[test]
     fn a_grpc_post_may_collapse() {
-        assert_eq!(judge(&[], false), Ok(()));
-        assert_eq!(judge(&[("content-type", "application/grpc+proto")], false), Ok(()));
-        assert_eq!(judge(&[("cache-control", "no-cache, max-age=0")], false), Ok(()));
+        assert_eq!(judge(&[], false), Ok("/a.B/C".to_string()));
+        assert_eq!(judge(&[("content-type", "application/grpc+proto")], false), Ok("/a.B/C".to_string()));
+        assert_eq!(judge(&[("cache-control", "no-cache, max-age=0")], false), Ok("/a.B/C".to_string()));
     }
 
     #[test]
@@ -112,7 +112,6 @@ mod tests {
             (":method", "GET", Bypass::NotGrpc),
             ("content-type", "application/grpc-web", Bypass::NotGrpc),
             ("content-type", "application/json", Bypass::NotGrpc),
-            (":path", "/a.B/Stream", Bypass::Method),
             ("cache-control", "private,  No-Store", Bypass::Asked),
             (":authority", "", Bypass::Malformed),
         ];
@@ -132,10 +131,7 @@ mod tests {
         GOOD.iter().for_each(|(n, v)| drop(headers.push(n.as_bytes(), v.as_bytes())));
         headers.push(b"x", b"\xff");
         let block = headers.build();
-        assert_eq!(
-            classify(Pairs::parse(&block).unwrap(), false, &Methods::default()),
-            Err(Bypass::Malformed)
-        );
+        assert_eq!(classify(Pairs::parse(&block).unwrap(), false), Err(Bypass::Malformed));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 
 pub mod bytesize;
 pub mod cache;
+pub mod catalog;
 pub mod classify;
 pub mod duration;
 pub mod flights;

@@ -1,0 +1,154 @@
+//! What is known of each gRPC method: whether the settings allow it, and what kind its calls have
+//! shown it to be.
+//!
+//! The filter has no schema, and unary and streaming calls look alike on arrival. So it learns:
+//! a call that came whole suggests a unary method, one that had to be released as an open stream takes
+//! that back, and a second message in either direction proves a streaming method for good.
+
+use crate::methods::Methods;
+use std::collections::HashMap;
+
+/// Methods that are remembered. Beyond it (somebody makes up paths) calls are judged by the settings
+/// alone.
+const MOST: usize = 4_096;
+
+/// Names a remembered method.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MethodId(u32);
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    allowed: bool,
+    unary: bool,
+    streams: bool,
+}
+
+/// What to do with a call of a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// It may collapse. Without an id, nothing can be learned of it.
+    Collapsible(Option<MethodId>),
+    /// The settings, or what the filter knows of gRPC's own services, exclude it.
+    Excluded,
+    /// It has shown itself to stream.
+    Streams,
+}
+
+/// The methods that one worker has seen.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    patterns: Methods,
+    by_path: HashMap<Box<[u8]>, MethodId>,
+    known: Vec<Known>,
+}
+
+impl Catalog {
+    /// An empty catalog, for settings that allow `patterns`.
+    pub fn new(patterns: Methods) -> Self {
+        Self { patterns, ..Self::default() }
+    }
+
+    /// Judges a call by its path.
+    pub fn judge(&mut self, path: &[u8]) -> Method {
+        let Some(id) = self.by_path.get(path).copied() else { return self.add(path) };
+        match self.known.get(id.0 as usize) {
+            Some(Known { allowed: false, .. }) => Method::Excluded,
+            Some(Known { streams: true, .. }) => Method::Streams,
+            _ => Method::Collapsible(Some(id)),
+        }
+    }
+
+    /// A call came whole: one message, then END_STREAM.
+    pub fn came_whole(&mut self, id: Option<MethodId>) {
+        if let Some(known) = self.get_mut(id) {
+            known.unary = true;
+        }
+    }
+
+    /// A call had to be released as an open stream.
+    pub fn stayed_open(&mut self, id: Option<MethodId>) {
+        if let Some(known) = self.get_mut(id) {
+            known.unary = false;
+        }
+    }
+
+    /// A second message came, in either direction. Returns whether this is news.
+    pub fn streams(&mut self, id: Option<MethodId>) -> bool {
+        self.get_mut(id).is_some_and(|known| !std::mem::replace(&mut known.streams, true))
+    }
+
+    /// Whether the method's last call came whole.
+    pub fn is_unary(&self, id: MethodId) -> bool {
+        self.known.get(id.0 as usize).is_some_and(|known| known.unary)
+    }
+
+    fn add(&mut self, path: &[u8]) -> Method {
+        let allowed = self.patterns.allow(path);
+        let mut id = None;
+        if self.known.len() < MOST {
+            let new = MethodId(self.known.len() as u32);
+            self.known.push(Known { allowed, unary: false, streams: false });
+            self.by_path.insert(path.into(), new);
+            id = Some(new);
+        }
+        if allowed { Method::Collapsible(id) } else { Method::Excluded }
+    }
+
+    fn get_mut(&mut self, id: Option<MethodId>) -> Option<&mut Known> {
+        self.known.get_mut(id?.0 as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::test;
+
+    fn id(catalog: &mut Catalog, path: &str) -> Option<MethodId> {
+        match catalog.judge(path.as_bytes()) {
+            Method::Collapsible(id) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn follows_the_settings() {
+        let mut catalog = Catalog::new(Methods::parse(&["!/a.B/C"]).unwrap());
+        for _ in 0..2 {
+            assert_eq!(catalog.judge(b"/a.B/C"), Method::Excluded);
+            assert!(id(&mut catalog, "/a.B/D").is_some());
+        }
+    }
+
+    #[test]
+    fn learns_and_unlearns_that_a_method_is_unary() {
+        let mut catalog = Catalog::default();
+        let method = id(&mut catalog, "/a.B/C");
+        assert!(!catalog.is_unary(method.unwrap()));
+        catalog.came_whole(method);
+        assert!(catalog.is_unary(method.unwrap()));
+        catalog.stayed_open(method);
+        assert!(!catalog.is_unary(method.unwrap()));
+    }
+
+    #[test]
+    fn a_second_message_is_proof_for_good() {
+        let mut catalog = Catalog::default();
+        let method = id(&mut catalog, "/a.B/C");
+        assert!(catalog.streams(method));
+        assert!(!catalog.streams(method), "no news any more");
+        catalog.came_whole(method);
+        assert_eq!(catalog.judge(b"/a.B/C"), Method::Streams);
+    }
+
+    #[test]
+    fn made_up_paths_do_not_fill_memory() {
+        let mut catalog = Catalog::new(Methods::parse(&["!/no.No/No"]).unwrap());
+        (0..MOST).for_each(|n| drop(id(&mut catalog, &format!("/a.B/{n}"))));
+        assert_eq!(id(&mut catalog, "/a.B/another"), None);
+        assert_eq!(catalog.judge(b"/no.No/No"), Method::Excluded);
+        assert!(!catalog.streams(None));
+        assert_eq!(catalog.known.len(), MOST);
+        assert!(id(&mut catalog, "/a.B/7").is_some());
+    }
+}

@@ -1,0 +1,16 @@
+//! End-to-end tests: the shipped configuration in a real Envoy, real HTTP/2 on both sides.
+//!
+//! `make test-e2e` runs them; `ENVOY=/path/to/envoy make test-e2e` with another Envoy.
+
+mod rig;
+
+mod bypass;
+mod collapse;
+mod deadlines;
+mod failures;
+mod fidelity;
+mod grpcio;
+mod hangups;
+mod limits;
+mod settings;
+mod tenants;
