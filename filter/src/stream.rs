@@ -22,6 +22,8 @@ enum State {
     Passing,
     /// Its headers are held, and its body until it is whole.
     Holding(Held),
+    /// It was released as an open stream.
+    Released(Option<MethodId>),
     /// It waits for a flight.
     Waiting(Ticket),
     /// Its local reply was sent and comes by; the recorded headers go into it.
@@ -73,6 +75,9 @@ impl Stream {
     fn hold(&mut self, mut held: Held, size: usize, end_of_stream: bool) -> Action {
         if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
             // Released by the tick, and counted there.
+            if !end_of_stream {
+                self.state = State::Released(held.method);
+            }
             return Action::Continue;
         }
         if size > self.worker.settings.max_request_bytes {
@@ -170,6 +175,12 @@ impl HttpContext for Stream {
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         match std::mem::replace(&mut self.state, State::Passing) {
             State::Passing => Action::Continue,
+            State::Released(method) => {
+                if !end_of_stream {
+                    self.state = State::Released(method);
+                }
+                Action::Continue
+            }
             State::Holding(held) => self.hold(held, size, end_of_stream),
             // The request was whole; nothing more can come that matters.
             other => {
@@ -200,8 +211,12 @@ impl HttpContext for Stream {
                     Action::Continue
                 }
             },
-            State::Holding(Held { grace: Some(place), .. }) => {
-                self.worker.leave_grace(place);
+            State::Holding(Held { grace: Some(place), method, .. }) if !self.worker.leave_grace(place) => {
+                self.state = State::Released(method);
+                Action::Continue
+            }
+            State::Released(method) => {
+                self.state = State::Released(method);
                 Action::Continue
             }
             _ => Action::Continue,
@@ -209,6 +224,13 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        if let State::Released(method) = self.state
+            && size > 0
+        {
+            // A message before the request has ended: no unary method does that.
+            self.worker.streams(method);
+            self.state = State::Passing;
+        }
         let State::Filling(reply) = &self.state else { return Action::Continue };
         if !end_of_stream {
             return Action::Pause;

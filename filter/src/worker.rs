@@ -128,7 +128,7 @@ impl Worker {
         self.catalog.borrow_mut().judge(path)
     }
 
-    /// A method has sent or received a second message.
+    /// A call has proven its method to stream.
     pub fn streams(&self, method: Option<MethodId>) {
         self.catalog.borrow_mut().streams(method);
     }

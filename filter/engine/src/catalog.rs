@@ -2,8 +2,9 @@
 //! shown it to be.
 //!
 //! The filter has no schema, and unary and streaming calls look alike on arrival. So it learns:
-//! a call that came whole suggests a unary method, one that had to be released as an open stream takes
-//! that back, and a second message in either direction proves a streaming method for good.
+//! a call that came whole suggests a unary method, and one that had to be released as an open stream
+//! takes that back. A second message, or a reply before the request's end, proves a streaming
+//! method for good.
 
 use crate::methods::Methods;
 use std::collections::HashMap;
@@ -72,7 +73,7 @@ impl Catalog {
         }
     }
 
-    /// A second message came, in either direction. Returns whether this is news.
+    /// A call has proven the method to stream. Returns whether this is news.
     pub fn streams(&mut self, id: Option<MethodId>) -> bool {
         self.get_mut(id).is_some_and(|known| !std::mem::replace(&mut known.streams, true))
     }

@@ -21,9 +21,10 @@ use std::collections::VecDeque;
 /// on too.
 pub const LONGEST_POSTPONEMENT: Nanos = 1_000_000_000;
 
-/// The patience, in graces. A burst of 10,000 calls over one HTTP/2 connection has its messages up to
-/// 150 ms behind its headers (measured with a client that shares two cores with everything else).
-pub const PATIENCE: u64 = 10;
+/// The patience, in graces: one second by default. A burst of 10,000 calls over one HTTP/2 connection has
+/// its messages some 150 ms behind its headers, and several times that where the client lacks
+/// processor time (measured). What really is a stream waits so long once, until the catalog knows.
+pub const PATIENCE: u64 = 50;
 
 const VACANT: Waiter = 0;
 
@@ -211,8 +212,8 @@ mod tests {
         grace.enter(1, method(), Until::Message, 0);
         grace.enter(2, method(), Until::EndOfStream, 5);
         assert_eq!(due(&mut grace, 15, UNKNOWN), Some(2));
-        assert_eq!(due(&mut grace, 99, UNKNOWN), None);
-        assert_eq!(due(&mut grace, 100, UNKNOWN), Some(1));
+        assert_eq!(due(&mut grace, 499, UNKNOWN), None);
+        assert_eq!(due(&mut grace, 500, UNKNOWN), Some(1));
     }
 
     #[test]
@@ -221,8 +222,8 @@ mod tests {
         let place = grace.enter(1, method(), Until::EndOfStream, 0);
         grace.enter(2, None, Until::EndOfStream, 0);
         assert_eq!(due(&mut grace, 10, UNARY), Some(2));
-        assert_eq!(due(&mut grace, 99, UNARY), None);
-        assert_eq!(grace.next_deadline(), Some(100));
+        assert_eq!(due(&mut grace, 499, UNARY), None);
+        assert_eq!(grace.next_deadline(), Some(500));
         assert!(grace.leave(place), "it kept its place");
         assert_eq!(grace.next_deadline(), None);
     }

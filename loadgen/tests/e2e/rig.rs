@@ -33,7 +33,11 @@ impl Rig {
     }
 
     /// The same, with other changes to how the sidecar starts.
-    pub async fn start_with(settings: Value, latency_ms: u64, change: impl FnOnce(&mut SidecarOptions)) -> Self {
+    pub async fn start_with(
+        settings: Value,
+        latency_ms: u64,
+        change: impl FnOnce(&mut SidecarOptions),
+    ) -> Self {
         let latency = Duration::from_millis(latency_ms);
         let backend = Backend::start(BackendOptions { latency, ..BackendOptions::default() }).await.unwrap();
         let mut options = SidecarOptions::shipped(root(), backend.grpc_addr());
