@@ -17,7 +17,14 @@ mod root;
 mod stream;
 mod worker;
 
-proxy_wasm::main! {{
-    proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
-    proxy_wasm::set_root_context(|id| Box::new(root::Root::new(id)));
-}}
+/// What Envoy calls first.
+mod entry {
+    // The SDK's macro exports an undocumented function.
+    #![allow(missing_docs)]
+
+    proxy_wasm::main! {{
+        // Envoy's own level of the `wasm` logger decides what is written; this only drops the noise.
+        proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
+        proxy_wasm::set_root_context(|id| Box::new(crate::root::Root::new(id)));
+    }}
+}

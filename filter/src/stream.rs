@@ -1,7 +1,7 @@
 //! One request: a small state machine between Envoy's callbacks.
 
 use crate::host;
-use crate::worker::Worker;
+use crate::worker::{Request, Worker};
 use collapser_engine::catalog::{Method, MethodId};
 use collapser_engine::classify::{self, Bypass};
 use collapser_engine::flights::Ticket;
@@ -108,7 +108,7 @@ impl Stream {
     fn decide(&mut self, held: Held, size: usize) -> Action {
         let body = host::buffer(BufferType::HttpRequestBody, 0, size);
         match framing::inspect(&body, body.len()) {
-            Framing::One => self.worker.came_whole(held.method),
+            Framing::One => (),
             Framing::More => return self.pass_stream(held.method),
             Framing::Empty | Framing::Partial => return self.pass(Bypass::Malformed),
         }
@@ -116,7 +116,8 @@ impl Stream {
         let key = key::derive(headers, &body, &self.worker.settings.key_headers);
         // A body that came at once came no later than the headers: one look at the clock is enough.
         let now = if held.begun { self.worker.now() } else { held.opened };
-        match self.worker.arrive(key, self.id, now, held.headers, body) {
+        let request = Request { headers: held.headers, body, method: held.method };
+        match self.worker.arrive(key, self.id, now, request) {
             Outcome::Hit(reply) => self.answer(reply),
             Outcome::Full => self.answer(Rc::clone(&self.worker.full)),
             Outcome::Joined(ticket) | Outcome::Leads(ticket) => self.state = State::Waiting(ticket),

@@ -38,16 +38,26 @@ const IDLE: Duration = Duration::from_millis(100);
 /// timers are that coarse.
 const TIMER_SLACK: Duration = Duration::from_millis(10);
 
+/// A request that has arrived whole, from which a flight can be made.
+pub struct Request {
+    /// Its headers, in the host's form.
+    pub headers: Vec<u8>,
+    /// Its one message, with the framing.
+    pub body: Vec<u8>,
+    /// Its method.
+    pub method: Option<MethodId>,
+}
+
 /// A flight that waits to be dispatched. Only the root context may do that, see [`Worker::wake`].
 struct Departure {
     flight: FlightId,
-    headers: Vec<u8>,
-    body: Vec<u8>,
+    request: Request,
 }
 
 /// A flight whose call is under way.
 struct Airborne {
     flight: FlightId,
+    method: Option<MethodId>,
     dispatched: Nanos,
 }
 
@@ -130,7 +140,11 @@ impl Worker {
 
     /// A call has proven its method to stream.
     pub fn streams(&self, method: Option<MethodId>) {
-        self.catalog.borrow_mut().streams(method);
+        let mut catalog = self.catalog.borrow_mut();
+        if catalog.streams(method) {
+            let path = String::from_utf8_lossy(catalog.path(method));
+            log::info!("collapser: {path} streams; its calls pass untouched from now on");
+        }
     }
 
     /// Has a request released upstream if it does not go on for too long.
@@ -148,14 +162,9 @@ impl Worker {
         self.grace.borrow_mut().leave(place)
     }
 
-    /// A request has arrived whole.
-    pub fn came_whole(&self, method: Option<MethodId>) {
-        self.catalog.borrow_mut().came_whole(method);
-    }
-
-    /// Looks up a request that has arrived whole. If it leads, its flight departs with these headers and
-    /// body.
-    pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, headers: Vec<u8>, body: Vec<u8>) -> Outcome {
+    /// Looks up a request that has arrived whole.
+    pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, request: Request) -> Outcome {
+        self.catalog.borrow_mut().came_whole(request.method);
         let outcome = self.table.borrow_mut().arrive(key, waiter, now);
         self.metrics.requests.add(1);
         match &outcome {
@@ -164,7 +173,7 @@ impl Worker {
             Outcome::Full => self.metrics.refused.add(1),
             Outcome::Leads(ticket) => {
                 self.metrics.backend_calls.add(1);
-                self.departures.borrow_mut().push(Departure { flight: ticket.flight, headers, body });
+                self.departures.borrow_mut().push(Departure { flight: ticket.flight, request });
                 self.wake();
             }
         }
@@ -229,10 +238,15 @@ impl Worker {
 
     /// A dispatched call has ended; `record` reads its response.
     pub fn on_call_response(&self, token: u32, record: impl FnOnce() -> Reply) {
-        let Some(Airborne { flight, dispatched }) = self.airborne.borrow_mut().remove(&token) else { return };
+        let Some(Airborne { flight, method, dispatched }) = self.airborne.borrow_mut().remove(&token) else {
+            return;
+        };
         let now = self.now();
-        let took = now.saturating_sub(dispatched);
-        self.land(flight, self.in_time(record(), took), now);
+        let reply = self.in_time(record(), now.saturating_sub(dispatched));
+        if reply.streamed {
+            self.streams(method);
+        }
+        self.land(flight, reply, now);
         // At least one batch, whatever is left of the budget: a flight with few waiters does not wait.
         self.fan_out(BATCH);
     }
@@ -275,13 +289,19 @@ impl Worker {
     }
 
     fn dispatch(&self, departure: &Departure) -> host::Result<()> {
-        let leader = Pairs::parse(&departure.headers).ok_or(host::Refused)?;
+        let leader = Pairs::parse(&departure.request.headers).ok_or(host::Refused)?;
         let headers = outbound::headers(leader, &self.grpc_timeout);
         let timeout = self.settings.backend_timeout;
-        let token =
-            dispatch_http_call(&self.settings.cluster, headers, Some(&departure.body), Vec::new(), timeout)
-                .map_err(|_| host::Refused)?;
-        let airborne = Airborne { flight: departure.flight, dispatched: self.now() };
+        let token = dispatch_http_call(
+            &self.settings.cluster,
+            headers,
+            Some(&departure.request.body),
+            Vec::new(),
+            timeout,
+        )
+        .map_err(|_| host::Refused)?;
+        let airborne =
+            Airborne { flight: departure.flight, method: departure.request.method, dispatched: self.now() };
         self.airborne.borrow_mut().insert(token, airborne);
         Ok(())
     }

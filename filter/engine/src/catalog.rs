@@ -8,6 +8,7 @@
 
 use crate::methods::Methods;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// Methods that are remembered. Beyond it (somebody makes up paths) calls are judged by the settings
 /// alone.
@@ -17,8 +18,9 @@ const MOST: usize = 4_096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MethodId(u32);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Known {
+    path: Rc<[u8]>,
     allowed: bool,
     unary: bool,
     streams: bool,
@@ -39,7 +41,7 @@ pub enum Method {
 #[derive(Debug, Default)]
 pub struct Catalog {
     patterns: Methods,
-    by_path: HashMap<Box<[u8]>, MethodId>,
+    by_path: HashMap<Rc<[u8]>, MethodId>,
     known: Vec<Known>,
 }
 
@@ -78,6 +80,11 @@ impl Catalog {
         self.get_mut(id).is_some_and(|known| !std::mem::replace(&mut known.streams, true))
     }
 
+    /// The path of a method; empty if it is not remembered.
+    pub fn path(&self, id: Option<MethodId>) -> &[u8] {
+        id.and_then(|id| self.known.get(id.0 as usize)).map_or(&[], |known| &known.path)
+    }
+
     /// Whether the method's last call came whole.
     pub fn is_unary(&self, id: MethodId) -> bool {
         self.known.get(id.0 as usize).is_some_and(|known| known.unary)
@@ -88,8 +95,9 @@ impl Catalog {
         let mut id = None;
         if self.known.len() < MOST {
             let new = MethodId(self.known.len() as u32);
-            self.known.push(Known { allowed, unary: false, streams: false });
-            self.by_path.insert(path.into(), new);
+            let path: Rc<[u8]> = path.into();
+            self.known.push(Known { path: Rc::clone(&path), allowed, unary: false, streams: false });
+            self.by_path.insert(path, new);
             id = Some(new);
         }
         if allowed { Method::Collapsible(id) } else { Method::Excluded }
@@ -136,6 +144,7 @@ mod tests {
     fn a_second_message_is_proof_for_good() {
         let mut catalog = Catalog::default();
         let method = id(&mut catalog, "/a.B/C");
+        assert_eq!(catalog.path(method), b"/a.B/C");
         assert!(catalog.streams(method));
         assert!(!catalog.streams(method), "no news any more");
         catalog.came_whole(method);
@@ -145,7 +154,9 @@ mod tests {
     #[test]
     fn made_up_paths_do_not_fill_memory() {
         let mut catalog = Catalog::new(Methods::parse(&["!/no.No/No"]).unwrap());
-        (0..MOST).for_each(|n| drop(id(&mut catalog, &format!("/a.B/{n}"))));
+        for n in 0..MOST {
+            assert!(id(&mut catalog, &format!("/a.B/{n}")).is_some());
+        }
         assert_eq!(id(&mut catalog, "/a.B/another"), None);
         assert_eq!(catalog.judge(b"/no.No/No"), Method::Excluded);
         assert!(!catalog.streams(None));

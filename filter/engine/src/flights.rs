@@ -366,7 +366,9 @@ mod tests {
     fn a_small_flight_does_not_wait_for_a_large_one() {
         let mut flights = Flights::default();
         let large = flights.lead(numbered(1), 1, 0);
-        (2..=1_000).for_each(|w| drop(flights.join(&numbered(1), w, 0)));
+        for waiter in 2..=1_000 {
+            flights.join(&numbered(1), waiter, 0).unwrap();
+        }
         let small = flights.lead(numbered(2), 2_000, 0);
         flights.land(large.flight, Rc::new(of_weight(0)));
         flights.land(small.flight, Rc::new(of_weight(0)));

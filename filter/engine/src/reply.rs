@@ -231,7 +231,8 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_no_grpc_becomes_a_grpc_error() {
-        let cases: [(&[(&str, &str)], u32, &str); 5] = [
+        type Case<'a> = (&'a [(&'a str, &'a str)], u32, &'a str);
+        let cases: [Case<'_>; 5] = [
             (&[(":status", "503"), ("content-type", "text/plain")], 14, "HTTP 503"),
             (&[(":status", "200"), ("content-type", "text/html")], 2, "text/html"),
             (&[(":status", "404")], 12, "HTTP 404"),

@@ -1,0 +1,123 @@
+//! What the table costs on each path: hit, join, lead and land, fan-out, hang-up.
+
+use collapser_benches::{key, reply};
+use collapser_engine::flights::{FlightId, Ticket};
+use collapser_engine::settings::Settings;
+use collapser_engine::table::{Outcome, Table};
+use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
+use std::hint::black_box;
+use std::time::Duration;
+
+fn table() -> Table {
+    Table::new(&Settings {
+        cache_duration: Duration::from_secs(3_600),
+        max_waiters: 10_000_000,
+        ..Settings::for_cluster("backend")
+    })
+}
+
+fn ticket(outcome: Outcome) -> Ticket {
+    match outcome {
+        Outcome::Joined(ticket) | Outcome::Leads(ticket) => ticket,
+        other => panic!("neither joined nor leads: {other:?}"),
+    }
+}
+
+/// A table with one flight and so many waiters, and their tickets.
+fn waiting(waiters: u32) -> (Table, Vec<Ticket>) {
+    let mut table = table();
+    let tickets = (1..=waiters).map(|waiter| ticket(table.arrive(key(0), waiter, 0))).collect();
+    (table, tickets)
+}
+
+fn land(table: &mut Table, flight: FlightId) {
+    table.land(flight, reply(10), 1);
+}
+
+fn hit(c: &mut Criterion) {
+    let mut group = c.benchmark_group("hit");
+    for entries in [1, 10_000] {
+        let mut table = table();
+        for n in 0..entries {
+            let flight = ticket(table.arrive(key(n), 1, 0)).flight;
+            land(&mut table, flight);
+        }
+        let mut n = 0;
+        group.bench_function(BenchmarkId::from_parameter(entries), |b| {
+            b.iter(|| {
+                n = (n + 7_919) % entries;
+                black_box(table.arrive(key(n), 1, 2))
+            });
+        });
+    }
+    group.finish();
+}
+
+fn join(c: &mut Criterion) {
+    let (mut table, _) = waiting(1);
+    // Joining and leaving together, so that the flight does not grow without bound.
+    c.bench_function("join_and_leave", |b| {
+        b.iter(|| {
+            let seat = ticket(table.arrive(black_box(key(0)), 2, 1));
+            table.leave(seat)
+        });
+    });
+}
+
+fn lead_and_land(c: &mut Criterion) {
+    let mut table = table();
+    let (mut n, mut calls) = (0, Vec::new());
+    c.bench_function("lead_land_collect", |b| {
+        b.iter_batched(
+            || reply(10),
+            |reply| {
+                n += 1;
+                let seat = ticket(table.arrive(key(n), 1, 0));
+                table.land(seat.flight, reply, 1);
+                table.next_calls(32, &mut calls);
+                table.collect(seat)
+            },
+            BatchSize::SmallInput,
+        );
+    });
+}
+
+fn fan_out(c: &mut Criterion) {
+    let mut group = c.benchmark_group("fan_out");
+    for waiters in [10, 10_000] {
+        group.bench_function(BenchmarkId::from_parameter(waiters), |b| {
+            b.iter_batched(
+                || {
+                    let (mut table, tickets) = waiting(waiters);
+                    land(&mut table, tickets[0].flight);
+                    table
+                },
+                |mut table| {
+                    let mut calls = Vec::new();
+                    while table.has_landed() {
+                        table.next_calls(32, &mut calls);
+                        calls.iter().for_each(|call| drop(table.collect(call.ticket)));
+                    }
+                    table
+                },
+                BatchSize::LargeInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+fn hang_up(c: &mut Criterion) {
+    c.bench_function("hang_up_of_10000", |b| {
+        let (mut table, mut tickets) = waiting(10_000);
+        let mut n = 0;
+        b.iter(|| {
+            n = (n + 7_919) % tickets.len();
+            table.leave(tickets[n]);
+            tickets[n] = ticket(table.arrive(key(0), 1, 1));
+        });
+    });
+}
+
+criterion_group!(benches, hit, join, lead_and_land, fan_out, hang_up);
+criterion_main!(benches);
