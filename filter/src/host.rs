@@ -34,6 +34,21 @@ unsafe extern "C" {
     -> u32;
     fn proxy_get_header_map_pairs(kind: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_set_header_map_pairs(kind: u32, data: *const u8, size: usize) -> u32;
+    fn proxy_replace_header_map_value(
+        kind: u32,
+        name: *const u8,
+        name_size: usize,
+        value: *const u8,
+        value_size: usize,
+    ) -> u32;
+    fn proxy_call_foreign_function(
+        name: *const u8,
+        name_size: usize,
+        argument: *const u8,
+        argument_size: usize,
+        data: *mut *mut u8,
+        size: *mut usize,
+    ) -> u32;
     fn proxy_send_local_response(
         status: u32,
         details: *const u8,
@@ -50,9 +65,29 @@ unsafe extern "C" {
     fn proxy_register_shared_queue(name: *const u8, size: usize, queue: *mut u32) -> u32;
     fn proxy_enqueue_shared_queue(queue: u32, data: *const u8, size: usize) -> u32;
     fn proxy_dequeue_shared_queue(queue: u32, data: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_get_shared_data(
+        key: *const u8,
+        key_size: usize,
+        data: *mut *mut u8,
+        size: *mut usize,
+        token: *mut u32,
+    ) -> u32;
+    fn proxy_set_shared_data(
+        key: *const u8,
+        key_size: usize,
+        data: *const u8,
+        size: usize,
+        token: u32,
+    ) -> u32;
     fn proxy_define_metric(kind: u32, name: *const u8, size: usize, id: *mut u32) -> u32;
     fn proxy_increment_metric(id: u32, by: i64) -> u32;
     fn proxy_record_metric(id: u32, value: u64) -> u32;
+}
+
+// Source: WASI preview 1, `clock_time_get`.
+#[link(wasm_import_module = "wasi_snapshot_preview1")]
+unsafe extern "C" {
+    fn clock_time_get(clock: u32, precision: u64, nanos: *mut u64) -> u16;
 }
 
 fn check(status: u32) -> Result<()> {
@@ -69,6 +104,15 @@ unsafe fn take(data: *mut u8, size: usize) -> Vec<u8> {
     }
     // SAFETY: the SDK's `proxy_on_memory_allocate` hands out exactly such a vector of `size` bytes.
     unsafe { Vec::from_raw_parts(data, size, size) }
+}
+
+/// The monotonic clock, in nanoseconds. All VMs of a process read the same one.
+pub fn now() -> u64 {
+    const MONOTONIC: u32 = 1;
+    let mut nanos = 0;
+    // SAFETY: the out-pointer is valid. Envoy has this clock; if it had not, time would stand still.
+    let _ = unsafe { clock_time_get(MONOTONIC, 1, &mut nanos) };
+    nanos
 }
 
 /// Up to `max` bytes of a buffer from `start` on; empty if there is no such buffer.
@@ -105,6 +149,26 @@ pub fn header_map(kind: MapType) -> Vec<u8> {
 pub fn set_header_map(kind: MapType, block: &[u8]) -> Result<()> {
     // SAFETY: the host reads `block` during the call only.
     check(unsafe { proxy_set_header_map_pairs(kind as u32, block.as_ptr(), block.len()) })
+}
+
+/// Sets one header to one value.
+pub fn set_header(kind: MapType, name: &str, value: &str) -> Result<()> {
+    // SAFETY: name and value are read during the call only.
+    check(unsafe {
+        proxy_replace_header_map_value(kind as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len())
+    })
+}
+
+/// Has Envoy choose the route of the effective stream anew, by its headers as they are now.
+pub fn clear_route_cache() -> Result<()> {
+    const NAME: &str = "clear_route_cache";
+    let (mut data, mut size) = (null_mut(), 0);
+    // SAFETY: as in `buffer`; the function takes and returns nothing.
+    unsafe {
+        let status = proxy_call_foreign_function(NAME.as_ptr(), NAME.len(), null(), 0, &mut data, &mut size);
+        drop(take(data, size));
+        check(status)
+    }
 }
 
 /// Answers the effective stream with status 200 and no body. Envoy sends it when this callback
@@ -160,6 +224,24 @@ pub fn drain(queue: u32) {
             drop(take(data, size));
         }
     }
+}
+
+/// A value of the shared data and its compare-and-swap token.
+pub fn shared_data(key: &str) -> Option<(Vec<u8>, u32)> {
+    let (mut data, mut size, mut token) = (null_mut(), 0, 0);
+    // SAFETY: as in `buffer`.
+    unsafe {
+        if proxy_get_shared_data(key.as_ptr(), key.len(), &mut data, &mut size, &mut token) != OK {
+            return None;
+        }
+        Some((take(data, size), token))
+    }
+}
+
+/// Sets a value of the shared data if its token is still this one; 0 sets it in any case.
+pub fn set_shared_data(key: &str, value: &[u8], token: u32) -> Result<()> {
+    // SAFETY: key and value are read during the call only.
+    check(unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), token) })
 }
 
 /// Defines a metric, or finds one of that name.

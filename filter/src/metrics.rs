@@ -5,10 +5,12 @@
 //! that the path of a request makes no host call for them.
 
 use crate::host::{self, Result};
+use collapser_engine::Nanos;
 use collapser_engine::classify::Bypass;
 use collapser_engine::grpc::Code;
+use collapser_engine::lease::{Lease, Shared};
 use proxy_wasm::types::MetricType;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 /// Counts up. Noted now, handed to Envoy by [`Metrics::flush`].
 #[derive(Debug)]
@@ -48,10 +50,18 @@ impl Gauge {
     }
 
     /// Makes this worker's share of the gauge `level`.
-    fn sync(&self, level: usize) {
-        let change = level as i64 - self.reported.get();
+    fn sync(&self, level: i64) {
+        let change = level - self.reported.get();
         if change != 0 && host::increment_metric(self.id, change).is_ok() {
-            self.reported.set(level as i64);
+            self.reported.set(level);
+        }
+    }
+
+    /// Takes the share of a dead worker out of the gauge.
+    fn give_back(&self, share: i64) {
+        if share != 0 {
+            // A gauge that could be defined can be moved.
+            let _ = host::increment_metric(self.id, -share);
         }
     }
 }
@@ -69,6 +79,31 @@ pub struct Levels {
     pub waiting: usize,
 }
 
+impl Levels {
+    fn share(self) -> [i64; 4] {
+        [self.cached, self.cached_bytes, self.in_air, self.waiting].map(|level| level as i64)
+    }
+}
+
+/// Envoy's shared data, as far as leases use it.
+struct Slots;
+
+impl Slots {
+    fn key(slot: u32) -> String {
+        format!("collapser/lease/{slot}")
+    }
+}
+
+impl Shared for Slots {
+    fn get(&self, slot: u32) -> Option<(Vec<u8>, u32)> {
+        host::shared_data(&Self::key(slot))
+    }
+
+    fn set(&self, slot: u32, value: &[u8], token: u32) -> bool {
+        host::set_shared_data(&Self::key(slot), value, token).is_ok()
+    }
+}
+
 /// All metrics, by their name without `collapser_`.
 #[derive(Debug)]
 pub struct Metrics {
@@ -84,6 +119,8 @@ pub struct Metrics {
     pub refused: Counter,
     /// `abandoned_requests_total`: callers that left before they were answered.
     pub abandoned: Counter,
+    /// `streaming_methods_total`: methods that have shown themselves to stream.
+    pub streaming_methods: Counter,
     /// `evictions_total`: replies evicted before their time.
     pub evictions: Counter,
     bypassed: [Counter; Bypass::ALL.len()],
@@ -91,10 +128,9 @@ pub struct Metrics {
     errors: [Counter; 17],
     backend_latency: u32,
     follower_wait: u32,
-    cached: Gauge,
-    cached_bytes: Gauge,
-    in_air: Gauge,
-    waiting: Gauge,
+    /// In the order of [`Levels::share`].
+    gauges: [Gauge; 4],
+    lease: RefCell<Lease>,
 }
 
 /// Defines one counter for each of `N` labels. `envoy.yaml` turns `name.label.value` into a label.
@@ -104,8 +140,9 @@ fn family<const N: usize>(name: impl Fn(usize) -> String) -> Result<[Counter; N]
 }
 
 impl Metrics {
-    /// Defines them all, so that each is there, at zero, from the start.
-    pub fn define() -> Result<Self> {
+    /// Defines them all, so that each is there, at zero, from the start. `owner` tells this worker from all others.
+    pub fn define(owner: u64) -> Result<Self> {
+        Lease::create_slots(&Slots);
         let histogram = |name| host::define_metric(MetricType::Histogram, name);
         Ok(Self {
             requests: Counter::define("collapser_requests_total")?,
@@ -114,6 +151,7 @@ impl Metrics {
             hits: Counter::define("collapser_cache_hits_total")?,
             refused: Counter::define("collapser_refused_requests_total")?,
             abandoned: Counter::define("collapser_abandoned_requests_total")?,
+            streaming_methods: Counter::define("collapser_streaming_methods_total")?,
             evictions: Counter::define("collapser_evictions_total")?,
             bypassed: family(|n| {
                 format!("collapser_bypassed_requests_total.reason.{}", Bypass::ALL[n].name())
@@ -124,10 +162,13 @@ impl Metrics {
             })?,
             backend_latency: histogram("collapser_backend_latency_microseconds")?,
             follower_wait: histogram("collapser_follower_wait_microseconds")?,
-            cached: Gauge::define("collapser_cached_results")?,
-            cached_bytes: Gauge::define("collapser_cached_bytes")?,
-            in_air: Gauge::define("collapser_inflight_requests")?,
-            waiting: Gauge::define("collapser_waiting_requests")?,
+            gauges: [
+                Gauge::define("collapser_cached_results")?,
+                Gauge::define("collapser_cached_bytes")?,
+                Gauge::define("collapser_inflight_requests")?,
+                Gauge::define("collapser_waiting_requests")?,
+            ],
+            lease: RefCell::new(Lease::new(owner)),
         })
     }
 
@@ -156,7 +197,7 @@ impl Metrics {
     }
 
     /// Hands everything noted since the last time to Envoy.
-    pub fn flush(&self, levels: Levels) {
+    pub fn flush(&self, levels: Levels, now: Nanos) {
         let single = [
             &self.requests,
             &self.collapsed,
@@ -164,12 +205,23 @@ impl Metrics {
             &self.hits,
             &self.refused,
             &self.abandoned,
+            &self.streaming_methods,
             &self.evictions,
         ];
         single.into_iter().chain(&self.bypassed).chain(&self.errors).for_each(Counter::flush);
-        self.cached.sync(levels.cached);
-        self.cached_bytes.sync(levels.cached_bytes);
-        self.in_air.sync(levels.in_air);
-        self.waiting.sync(levels.waiting);
+        let due = self.lease.borrow_mut().keep(levels.share(), now, &Slots);
+        for ((gauge, level), subtract) in self.gauges.iter().zip(levels.share()).zip(due.subtract) {
+            if due.start_over {
+                gauge.reported.set(0);
+            }
+            gauge.sync(level);
+            gauge.give_back(subtract);
+        }
+    }
+
+    /// Takes this worker's share out of the gauges, and ends its lease.
+    pub fn end(&self, now: Nanos) {
+        self.flush(Levels::default(), now);
+        self.lease.borrow_mut().end(&Slots);
     }
 }

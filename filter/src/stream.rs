@@ -16,6 +16,9 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, MapType};
 use std::rc::Rc;
 
+/// The header that marks a request that passes untouched; routes match on it and remove it.
+const PASSING: &str = "x-collapser-pass";
+
 /// Where a request stands.
 enum State {
     /// Untouched from here on; also before its headers and after its answer.
@@ -43,20 +46,31 @@ struct Held {
     begun: bool,
 }
 
+/// Lets routes tell a request that passes from one that is held: a held one may be given a limit on how long it
+/// waits, in case the VM that holds it dies, and one that passes may be silent for as long as it likes.
+pub fn mark_as_passing() {
+    // Refused only if the stream is going away; and without such a route in the configuration, both do nothing.
+    let _ = host::set_header(MapType::HttpRequestHeaders, PASSING, "1");
+    let _ = host::clear_route_cache();
+}
+
 /// The context of one request.
 pub struct Stream {
     id: Waiter,
     worker: Rc<Worker>,
     state: State,
+    /// Bytes of the reply that Envoy holds for this stream, see [`Worker::passed_on`].
+    charged: usize,
 }
 
 impl Stream {
     /// A request that has just begun.
     pub fn new(id: Waiter, worker: Rc<Worker>) -> Self {
-        Self { id, worker, state: State::Passing }
+        Self { id, worker, state: State::Passing, charged: 0 }
     }
 
     fn pass(&mut self, reason: Bypass) -> Action {
+        mark_as_passing();
         self.worker.metrics.bypassed(reason);
         self.state = State::Passing;
         Action::Continue
@@ -120,13 +134,16 @@ impl Stream {
         match self.worker.arrive(key, self.id, now, request) {
             Outcome::Hit(reply) => self.answer(reply),
             Outcome::Full => self.answer(Rc::clone(&self.worker.full)),
-            Outcome::Joined(ticket) | Outcome::Leads(ticket) => self.state = State::Waiting(ticket),
+            Outcome::Queued(ticket) | Outcome::Joined(ticket) | Outcome::Leads(ticket) => {
+                self.state = State::Waiting(ticket)
+            }
         }
         Action::Pause
     }
 
     fn answer(&mut self, reply: Rc<Reply>) {
         let shape = reply.shape;
+        self.charged = reply.body.len();
         self.state = State::Replaying(reply);
         // Refused only if the stream has been answered already; then it needs none from here.
         let _ = self.worker.send(shape);
@@ -150,6 +167,7 @@ impl Context for Stream {
             State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
             _ => (),
         }
+        self.worker.passed_on(self.charged);
         true
     }
 }
@@ -157,6 +175,8 @@ impl Context for Stream {
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         let headers = host::header_map(MapType::HttpRequestHeaders);
+        #[cfg(feature = "trap")]
+        trap_if_asked(&headers);
         let judged = Pairs::parse(&headers)
             .ok_or(Bypass::Malformed)
             .and_then(|pairs| classify::classify(pairs, end_of_stream));
@@ -205,7 +225,10 @@ impl HttpContext for Stream {
         match std::mem::replace(&mut self.state, State::Passing) {
             State::Replaying(reply) => self.replay_headers(reply, end_of_stream),
             State::Waiting(ticket) => match self.worker.collect(ticket) {
-                Some(reply) => self.replay_headers(reply, end_of_stream),
+                Some(reply) => {
+                    self.charged = reply.body.len();
+                    self.replay_headers(reply, end_of_stream)
+                }
                 // Somebody else answers: Envoy itself, at a deadline for one.
                 None => {
                     self.worker.leave(ticket);
@@ -241,5 +264,13 @@ impl HttpContext for Stream {
         let _ = host::set_header_map(MapType::HttpResponseTrailers, &reply.trailers);
         self.state = State::Passing;
         Action::Continue
+    }
+}
+
+/// Stands in for a fault in the filter.
+#[cfg(feature = "trap")]
+fn trap_if_asked(headers: &[u8]) {
+    if Pairs::parse(headers).is_some_and(|pairs| pairs.first(b"x-collapser-trap").is_some()) {
+        panic!("asked to trap");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::host;
 use crate::metrics::{Levels, Metrics};
+use crate::stream::mark_as_passing;
 use collapser_engine::catalog::{Catalog, Method, MethodId};
 use collapser_engine::classify::Bypass;
 use collapser_engine::flights::{Call, FlightId, Ticket};
@@ -18,7 +19,7 @@ use proxy_wasm::hostcalls::dispatch_http_call;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Replies sent in one callback. Each is sent when the callback returns, re-enters the VM, and on its way
 /// out sends the next one deeper in the stack; about 300 overflow it (measured).
@@ -75,7 +76,6 @@ pub struct Worker {
     queue: u32,
     /// Whether a wake-up is on its way.
     woken: Cell<bool>,
-    epoch: Instant,
     table: RefCell<Table>,
     catalog: RefCell<Catalog>,
     grace: RefCell<Grace>,
@@ -99,16 +99,16 @@ impl Worker {
     pub fn new(root: u32, settings: Settings) -> host::Result<Self> {
         let full = format!("collapser: {} requests wait already (max_waiters)", settings.max_waiters);
         let no_slot = "collapser: the body slot (a Lua filter) is missing after this filter in http_filters";
+        let name = random();
         let worker = Self {
-            metrics: Metrics::define()?,
+            metrics: Metrics::define(name)?,
             full: Rc::new(Reply::failure(Code::RESOURCE_EXHAUSTED, &full)),
             no_slot: Rc::new(Reply::failure(Code::INTERNAL, no_slot)),
             root,
             // A queue belongs to whoever registered its name last, so every root context takes a
             // name of its own.
-            queue: host::register_queue(&format!("collapser/{:016x}", random()))?,
+            queue: host::register_queue(&format!("collapser/{name:016x}"))?,
             woken: Cell::new(false),
-            epoch: Instant::now(),
             table: RefCell::new(Table::new(&settings)),
             catalog: RefCell::new(Catalog::new(settings.methods.clone())),
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
@@ -128,7 +128,7 @@ impl Worker {
 
     /// The monotonic clock.
     pub fn now(&self) -> Nanos {
-        nanos(self.epoch.elapsed())
+        host::now()
     }
 
     // --- What streams ask for ---
@@ -142,6 +142,7 @@ impl Worker {
     pub fn streams(&self, method: Option<MethodId>) {
         let mut catalog = self.catalog.borrow_mut();
         if catalog.streams(method) {
+            self.metrics.streaming_methods.add(1);
             let path = String::from_utf8_lossy(catalog.path(method));
             log::info!("collapser: {path} streams; its calls pass untouched from now on");
         }
@@ -168,7 +169,7 @@ impl Worker {
         let outcome = self.table.borrow_mut().arrive(key, waiter, now);
         self.metrics.requests.add(1);
         match &outcome {
-            Outcome::Hit(_) => self.metrics.hits.add(1),
+            Outcome::Hit(_) | Outcome::Queued(_) => self.metrics.hits.add(1),
             Outcome::Joined(_) => self.metrics.collapsed.add(1),
             Outcome::Full => self.metrics.refused.add(1),
             Outcome::Leads(ticket) => {
@@ -185,10 +186,20 @@ impl Worker {
         self.table.borrow_mut().collect(ticket)
     }
 
+    /// Envoy has passed on a reply of so many bytes to its caller, or given it up.
+    pub fn passed_on(&self, bytes: usize) {
+        if bytes > 0 && self.table.borrow_mut().passed_on(bytes) {
+            self.wake();
+        }
+    }
+
     /// A waiter is gone.
     pub fn leave(&self, ticket: Ticket) {
         if self.table.borrow_mut().leave(ticket) {
             self.metrics.abandoned.add(1);
+            if self.table.borrow().has_calls() {
+                self.wake();
+            }
         }
     }
 
@@ -232,7 +243,7 @@ impl Worker {
             self.table.borrow_mut().sweep(now);
             self.next_sweep.set(now.saturating_add(nanos(self.settings.cleanup_interval)));
         }
-        self.metrics.flush(self.levels());
+        self.metrics.flush(self.levels(), now);
         self.schedule(now);
     }
 
@@ -253,7 +264,7 @@ impl Worker {
 
     /// Gives back what this worker has added to the gauges that all share.
     pub fn on_done(&self) {
-        self.metrics.flush(Levels::default());
+        self.metrics.end(self.now());
     }
 
     /// Envoy reports a timeout as UNAVAILABLE; only the clock tells.
@@ -318,7 +329,7 @@ impl Worker {
             self.budget.set(self.budget.get().saturating_sub(calls.len()));
         }
         self.calls.replace(calls);
-        if !self.table.borrow().has_landed() {
+        if !self.table.borrow().has_calls() {
             return;
         }
         if self.budget.get() > 0 {
@@ -353,7 +364,11 @@ impl Worker {
             let is_unary = |method| self.catalog.borrow().is_unary(method);
             let Some((waiter, method)) = self.grace.borrow_mut().next_due(now, is_unary) else { break };
             self.catalog.borrow_mut().stayed_open(method);
-            if host::set_effective_context(waiter).and_then(|()| host::resume_request()).is_ok() {
+            if host::set_effective_context(waiter).is_err() {
+                continue;
+            }
+            mark_as_passing();
+            if host::resume_request().is_ok() {
                 self.metrics.bypassed(Bypass::Streaming);
             }
         }
@@ -375,7 +390,7 @@ impl Worker {
     /// Sets the next tick to when there is something to do.
     fn schedule(&self, now: Nanos) {
         let mut next = now.saturating_add(nanos(IDLE));
-        if self.table.borrow().has_landed() {
+        if self.table.borrow().has_calls() {
             next = now.saturating_add(nanos(PACE));
         }
         if let Some(due) = self.grace.borrow().next_deadline() {

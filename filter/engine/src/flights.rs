@@ -5,6 +5,7 @@
 //! by the next to join. Once a flight has landed, nobody joins any more and its waiters are called
 //! in batches, flights taking turns, so that one with many waiters does not hold up the rest.
 
+use crate::budget::Budget;
 use crate::cache::Seed;
 use crate::key::Key;
 use crate::reply::{Reply, Shape};
@@ -122,10 +123,7 @@ impl Flights {
 
     /// Starts a flight for `key`, which must not have one, with `waiter` as its leader.
     pub fn lead(&mut self, key: Key, waiter: Waiter, now: Nanos) -> Ticket {
-        let slot = self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Flight::new());
-            (self.slots.len() - 1) as u32
-        });
+        let slot = self.vacate();
         let flight = &mut self.slots[slot as usize];
         flight.key = key;
         flight.started = now;
@@ -152,35 +150,67 @@ impl Flights {
         Some((key, started))
     }
 
+    /// Seats a waiter for a reply that is there already, to be called in its turn.
+    pub fn queue(&mut self, reply: Rc<Reply>, waiter: Waiter, now: Nanos) -> Ticket {
+        let slot = self.vacate();
+        self.slots[slot as usize].reply = Some(reply);
+        self.landed.push_back(slot);
+        self.sit(slot, Seat { waiter, leader: false, joined: now })
+    }
+
     /// Calls up to `max` waiters of landed flights into `calls` (cleared first), the flights taking
-    /// turns. Each is called once.
-    pub fn next_calls(&mut self, max: usize, calls: &mut Vec<Call>) {
+    /// turns. Each is called once, and its copy of the reply charged to the `budget`. Returns whether
+    /// nobody was called because there is no room for any of those who wait.
+    pub fn next_calls(&mut self, max: usize, budget: &mut Budget, calls: &mut Vec<Call>) -> bool {
         calls.clear();
-        while calls.len() < max {
-            let Some(slot) = self.landed.pop_front() else { return };
+        let mut passed_over = 0;
+        while calls.len() < max && passed_over < self.landed.len() {
+            let Some(slot) = self.landed.pop_front() else { break };
             let Some(flight) = self.slots.get_mut(slot as usize) else { continue };
             // An equal share for every flight that waits for its turn, but never so small a one that
             // turning costs more than calling.
             let share = ((max - calls.len()) / (self.landed.len() + 1)).max(4).min(max - calls.len());
             let id = FlightId { slot, generation: flight.generation };
-            flight.call(id, share, calls);
-            if flight.called < flight.seats.len() {
-                self.landed.push_back(slot);
-            } else {
+            let before = calls.len();
+            flight.call(id, share, budget, calls);
+            if flight.called == flight.seats.len() {
                 self.drop_if_done(slot);
+                continue;
             }
+            self.landed.push_back(slot);
+            passed_over = if calls.len() == before { passed_over + 1 } else { 0 };
+        }
+        calls.is_empty() && !self.landed.is_empty()
+    }
+
+    /// Hands a called waiter its reply and gives up its seat; the charge for its copy is now the
+    /// waiter's to give back. `None` if it has not been called, or the ticket was used before.
+    pub fn collect(&mut self, ticket: Ticket) -> Option<Rc<Reply>> {
+        let flight = self.flight(ticket)?;
+        let called = (ticket.seat as usize) < flight.called;
+        let reply = flight.reply.clone().filter(|_| called)?;
+        self.give_up(ticket).then_some(reply)
+    }
+
+    /// Gives up a seat; what was charged for a waiter that has been called goes back to the `budget`. Returns
+    /// whether the ticket was still good.
+    pub fn leave(&mut self, ticket: Ticket, budget: &mut Budget) -> bool {
+        let charged = self.charged(ticket);
+        let left = self.give_up(ticket);
+        if left {
+            budget.give_back(charged);
+        }
+        left
+    }
+
+    fn charged(&mut self, ticket: Ticket) -> usize {
+        match self.flight(ticket) {
+            Some(flight) if (ticket.seat as usize) < flight.called => flight.reply_bytes(),
+            _ => 0,
         }
     }
 
-    /// Hands a called waiter its reply and gives up its seat. `None` if the flight has not landed,
-    /// or the ticket was used before.
-    pub fn collect(&mut self, ticket: Ticket) -> Option<Rc<Reply>> {
-        let reply = self.flight(ticket)?.reply.clone()?;
-        self.leave(ticket).then_some(reply)
-    }
-
-    /// Gives up a seat. Returns whether the ticket was still good.
-    pub fn leave(&mut self, ticket: Ticket) -> bool {
+    fn give_up(&mut self, ticket: Ticket) -> bool {
         let Some(flight) = self.flight(ticket) else { return false };
         let next = u64::from(flight.vacant);
         let Some(seat) = flight.seats.get_mut(ticket.seat as usize) else { return false };
@@ -193,6 +223,14 @@ impl Flights {
         self.waiting -= 1;
         self.drop_if_done(ticket.flight.slot);
         true
+    }
+
+    /// The slot of a flight that is not in use.
+    fn vacate(&mut self) -> u32 {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Flight::new());
+            (self.slots.len() - 1) as u32
+        })
     }
 
     fn flight(&mut self, ticket: Ticket) -> Option<&mut Flight> {
@@ -250,12 +288,20 @@ impl Flight {
         (self.seats.len() - 1) as u32
     }
 
-    fn call(&mut self, flight: FlightId, max: usize, calls: &mut Vec<Call>) {
+    fn reply_bytes(&self) -> usize {
+        self.reply.as_ref().map_or(0, |reply| reply.body.len())
+    }
+
+    fn call(&mut self, flight: FlightId, max: usize, budget: &mut Budget, calls: &mut Vec<Call>) {
+        let bytes = self.reply_bytes();
         let Some(shape) = self.reply.as_ref().map(|reply| reply.shape) else { return };
         let mut left = max;
         while left > 0 {
             let Some(&Seat { waiter, leader, joined }) = self.seats.get(self.called) else { return };
             if waiter != EMPTY {
+                if !budget.take(bytes) {
+                    return;
+                }
                 let ticket = Ticket { flight, seat: self.called as u32 };
                 calls.push(Call { waiter, ticket, joined, leader, shape });
                 left -= 1;
@@ -285,10 +331,14 @@ mod tests {
     use crate::reply::tests::of_weight;
     use crate::testing::test;
 
+    fn unlimited() -> Budget {
+        Budget::new(usize::MAX)
+    }
+
     fn call_all(flights: &mut Flights, batch: usize) -> Vec<Call> {
         let (mut all, mut calls) = (Vec::new(), Vec::new());
         while flights.has_landed() {
-            flights.next_calls(batch, &mut calls);
+            flights.next_calls(batch, &mut unlimited(), &mut calls);
             assert!(calls.len() <= batch);
             all.extend_from_slice(&calls);
         }
@@ -315,7 +365,7 @@ mod tests {
         for call in &calls {
             assert!(Rc::ptr_eq(&flights.collect(call.ticket).unwrap(), &reply));
             assert!(flights.collect(call.ticket).is_none());
-            assert!(!flights.leave(call.ticket));
+            assert!(!flights.leave(call.ticket, &mut unlimited()));
         }
         assert_eq!(flights.waiting(), 0);
         assert_eq!(Rc::strong_count(&reply), 1, "the last to leave frees the reply");
@@ -327,11 +377,11 @@ mod tests {
         let leader = flights.lead(numbered(1), 1, 0);
         for round in 0..10_000 {
             let ticket = flights.join(&numbered(1), 2 + round, 0).unwrap();
-            assert!(flights.leave(ticket));
-            assert!(!flights.leave(ticket));
+            assert!(flights.leave(ticket, &mut unlimited()));
+            assert!(!flights.leave(ticket, &mut unlimited()));
         }
         assert!(flights.slots[0].seats.len() <= 2);
-        assert!(flights.leave(leader));
+        assert!(flights.leave(leader, &mut unlimited()));
         assert_eq!((flights.in_air(), flights.waiting()), (1, 0), "a flight outlives its waiters");
         assert!(flights.land(leader.flight, Rc::new(of_weight(0))).is_some());
         assert!(!flights.has_landed());
@@ -342,10 +392,12 @@ mod tests {
         let mut flights = Flights::default();
         let old = flights.lead(numbered(1), 1, 0);
         flights.land(old.flight, Rc::new(of_weight(0)));
+        assert!(flights.collect(old).is_none(), "not called yet");
+        call_all(&mut flights, 1);
         assert!(flights.collect(old).is_some());
         let new = flights.lead(numbered(2), 2, 0);
         assert_eq!(old.flight.slot, new.flight.slot);
-        assert!(!flights.leave(old));
+        assert!(!flights.leave(old, &mut unlimited()));
         assert!(flights.land(old.flight, Rc::new(of_weight(0))).is_none());
         assert_eq!(flights.waiting(), 1);
     }
@@ -357,8 +409,8 @@ mod tests {
         let last = (2..=10).map(|w| flights.join(&numbered(1), w, 0).unwrap()).last().unwrap();
         flights.land(leader.flight, Rc::new(of_weight(0)));
         let mut calls = Vec::new();
-        flights.next_calls(4, &mut calls);
-        assert!(flights.leave(last));
+        flights.next_calls(4, &mut unlimited(), &mut calls);
+        assert!(flights.leave(last, &mut unlimited()));
         assert_eq!(call_all(&mut flights, 4).len() + calls.len(), 9);
     }
 
@@ -373,7 +425,26 @@ mod tests {
         flights.land(large.flight, Rc::new(of_weight(0)));
         flights.land(small.flight, Rc::new(of_weight(0)));
         let mut calls = Vec::new();
-        flights.next_calls(32, &mut calls);
+        flights.next_calls(32, &mut unlimited(), &mut calls);
         assert!(calls.iter().any(|call| call.waiter == 2_000));
+    }
+
+    #[test]
+    fn large_replies_wait_for_room_and_small_ones_pass_them() {
+        let (mut flights, mut calls) = (Flights::default(), Vec::new());
+        let reply = Rc::new(of_weight(95));
+        let mut budget = Budget::new(250);
+        for waiter in 1..=3 {
+            flights.queue(Rc::clone(&reply), waiter, 0);
+        }
+        let small = flights.queue(Rc::new(of_weight(0)), 4, 0);
+        assert!(!flights.next_calls(32, &mut budget, &mut calls));
+        assert_eq!(calls.iter().map(|call| call.waiter).collect::<Vec<_>>(), [1, 2, 4]);
+        let first = calls[0].ticket;
+        assert!(flights.next_calls(32, &mut budget, &mut calls), "no room");
+        assert!(flights.collect(small).is_some());
+        assert!(flights.leave(first, &mut budget), "one who was called and leaves gives back its share");
+        assert!(!flights.next_calls(32, &mut budget, &mut calls));
+        assert_eq!(calls.len(), 1);
     }
 }

@@ -11,6 +11,7 @@
 //! Nothing in this crate panics on input that traffic can reach: a panic would kill the Wasm VM and
 //! every request in it.
 
+pub mod budget;
 pub mod bytesize;
 pub mod cache;
 pub mod catalog;
@@ -21,6 +22,7 @@ pub mod framing;
 pub mod grace;
 pub mod grpc;
 pub mod key;
+pub mod lease;
 pub mod methods;
 pub mod outbound;
 pub mod pairs;

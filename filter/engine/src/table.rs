@@ -1,5 +1,6 @@
 //! The table of one worker: cache and flights behind one decision.
 
+use crate::budget::Budget;
 use crate::cache::{Cache, Inserted};
 use crate::flights::{Call, FlightId, Flights, Ticket};
 use crate::grpc::Code;
@@ -14,6 +15,8 @@ use std::rc::Rc;
 pub enum Outcome {
     /// Take this reply: it was cached.
     Hit(Rc<Reply>),
+    /// Wait: the reply is cached, but too much is on its way to callers already.
+    Queued(Ticket),
     /// Wait: a flight for the key is in the air.
     Joined(Ticket),
     /// Start a flight, and wait for it like the others.
@@ -36,6 +39,9 @@ pub struct Landing {
 pub struct Table {
     cache: Cache,
     flights: Flights,
+    budget: Budget,
+    /// Whether those who wait to be called wait for room.
+    blocked: bool,
     ttl: Nanos,
     cache_errors: bool,
     max_response_bytes: usize,
@@ -48,6 +54,8 @@ impl Table {
         Self {
             cache: Cache::new(settings.max_cache_entries, settings.max_cache_bytes),
             flights: Flights::default(),
+            budget: Budget::new(settings.max_fanout_bytes),
+            blocked: false,
             ttl: nanos(settings.cache_duration),
             cache_errors: settings.cache_errors,
             max_response_bytes: settings.max_response_bytes,
@@ -57,11 +65,19 @@ impl Table {
 
     /// A request for `key` has arrived whole.
     pub fn arrive(&mut self, key: Key, waiter: Waiter, now: Nanos) -> Outcome {
-        if let Some(reply) = self.cache.get(&key, now) {
+        let cached = self.cache.get(&key, now).map(Rc::clone);
+        if let Some(reply) = &cached
+            && self.budget.take(reply.body.len())
+        {
             return Outcome::Hit(Rc::clone(reply));
         }
         if self.flights.waiting() >= self.max_waiters {
             return Outcome::Full;
+        }
+        if let Some(reply) = cached {
+            // If nobody else is to be called, it is room that it waits for.
+            self.blocked |= !self.flights.has_landed();
+            return Outcome::Queued(self.flights.queue(reply, waiter, now));
         }
         match self.flights.join(&key, waiter, now) {
             Some(ticket) => Outcome::Joined(ticket),
@@ -72,6 +88,7 @@ impl Table {
     /// The flight's reply has come. It is cached for the TTL if it may be. `None` if the flight is
     /// not in the air.
     pub fn land(&mut self, flight: FlightId, reply: Reply, now: Nanos) -> Option<Landing> {
+        self.blocked = false;
         let cacheable = self.cacheable(&reply);
         let reply = Rc::new(reply);
         let (key, started) = self.flights.land(flight, Rc::clone(&reply))?;
@@ -92,12 +109,19 @@ impl Table {
 
     /// See [`Flights::next_calls`].
     pub fn next_calls(&mut self, max: usize, calls: &mut Vec<Call>) {
-        self.flights.next_calls(max, calls);
+        self.blocked = self.flights.next_calls(max, &mut self.budget, calls);
     }
 
-    /// Whether waiters remain to be called.
-    pub fn has_landed(&self) -> bool {
-        self.flights.has_landed()
+    /// Whether waiters remain that can be called now.
+    pub fn has_calls(&self) -> bool {
+        self.flights.has_landed() && !self.blocked
+    }
+
+    /// Envoy has passed on a reply of so many body bytes, of a hit or one that was collected. Returns whether
+    /// this made room for waiters that had none.
+    pub fn passed_on(&mut self, bytes: usize) -> bool {
+        self.budget.give_back(bytes);
+        std::mem::take(&mut self.blocked)
     }
 
     /// A called waiter takes its reply. See [`Flights::collect`].
@@ -107,7 +131,8 @@ impl Table {
 
     /// A waiter goes away. See [`Flights::leave`].
     pub fn leave(&mut self, ticket: Ticket) -> bool {
-        self.flights.leave(ticket)
+        self.blocked = false;
+        self.flights.leave(ticket, &mut self.budget)
     }
 
     /// Drops expired replies; returns how many.
@@ -213,7 +238,7 @@ mod tests {
         let ticket = lead(&mut table, 1, 1, 0);
         table.land(ticket.flight, of_weight(0), 0);
         calls(&mut table);
-        table.collect(ticket);
+        assert!(table.collect(ticket).is_some());
         let first = lead(&mut table, 2, 2, 0);
         lead(&mut table, 3, 3, 0);
         assert!(matches!(table.arrive(numbered(2), 4, 0), Outcome::Full));
@@ -228,6 +253,7 @@ mod tests {
         Land { nth: usize, ok: bool },
         Call { max: usize },
         Collect { nth: usize },
+        PassedOn { nth: usize },
         Leave { nth: usize },
         Tick { by: Nanos },
     }
@@ -238,6 +264,7 @@ mod tests {
             2 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(nth, ok)| Op::Land { nth, ok }),
             3 => (1usize..5).prop_map(|max| Op::Call { max }),
             3 => any::<usize>().prop_map(|nth| Op::Collect { nth }),
+            3 => any::<usize>().prop_map(|nth| Op::PassedOn { nth }),
             2 => any::<usize>().prop_map(|nth| Op::Leave { nth }),
             1 => (0u64..60).prop_map(|by| Op::Tick { by }),
         ];
@@ -259,7 +286,13 @@ mod tests {
         called: Vec<(Waiter, Ticket)>,
         answered: HashSet<Waiter>,
         gone: HashSet<Waiter>,
+        /// Copies of replies that Envoy holds.
+        copies: usize,
     }
+
+    /// What all replies of the model weigh, and how many of them the budget has room for.
+    const BODY: usize = 6;
+    const COPIES: usize = 3;
 
     impl Model {
         fn unseat(&mut self, waiter: Waiter) {
@@ -273,9 +306,16 @@ mod tests {
             Op::Arrive { key } => {
                 let fresh = model.fresh_until.get(&key).is_some_and(|until| *until > model.now);
                 match table.arrive(numbered(key), next, model.now) {
-                    Outcome::Hit(_) => {
+                    Outcome::Hit(reply) => {
                         prop_assert!(fresh);
+                        prop_assert_eq!(reply.body.len(), BODY);
                         model.answered.insert(next);
+                        model.copies += 1;
+                    }
+                    Outcome::Queued(ticket) => {
+                        prop_assert!(fresh);
+                        model.landed.insert(ticket.flight);
+                        model.seated.push((next, ticket));
                     }
                     Outcome::Joined(ticket) => {
                         prop_assert!(!fresh);
@@ -321,10 +361,17 @@ mod tests {
             }
             Op::Collect { nth } => {
                 let Some((waiter, ticket)) = pick(&model.called, nth) else { return Ok(()) };
-                prop_assert!(table.collect(ticket).is_some());
+                let reply = table.collect(ticket);
+                prop_assert!(reply.is_some());
                 prop_assert!(model.answered.insert(waiter), "answered twice");
                 model.unseat(waiter);
+                model.copies += usize::from(reply.is_some_and(|reply| !reply.body.is_empty()));
             }
+            Op::PassedOn { nth } if model.copies > 0 && nth % 2 == 0 => {
+                table.passed_on(BODY);
+                model.copies -= 1;
+            }
+            Op::PassedOn { .. } => (),
             Op::Leave { nth } => {
                 let Some((waiter, ticket)) = pick(&model.seated, nth) else { return Ok(()) };
                 prop_assert!(table.leave(ticket));
@@ -340,6 +387,8 @@ mod tests {
         }
         prop_assert_eq!(table.waiting(), model.seated.len());
         prop_assert_eq!(table.in_air(), model.in_air.len());
+        prop_assert!(model.copies <= COPIES && table.budget.used() <= COPIES * BODY);
+        prop_assert!(table.budget.used() >= model.copies * BODY);
         Ok(())
     }
 
@@ -349,15 +398,20 @@ mod tests {
             prop_assert!(table.land(flight, of_weight(1), model.now).is_some());
         }
         let mut batch = Vec::new();
-        while table.has_landed() {
-            table.next_calls(3, &mut batch);
+        while !model.called.is_empty() || model.copies > 0 || table.has_calls() {
+            table.next_calls(2, &mut batch);
             model.called.extend(batch.iter().map(|call| (call.waiter, call.ticket)));
-        }
-        for (waiter, ticket) in std::mem::take(&mut model.called) {
-            prop_assert!(table.collect(ticket).is_some());
-            prop_assert!(model.answered.insert(waiter));
+            for (waiter, ticket) in std::mem::take(&mut model.called) {
+                let reply = table.collect(ticket);
+                prop_assert!(model.answered.insert(waiter));
+                model.copies += usize::from(reply.is_some_and(|reply| !reply.body.is_empty()));
+            }
+            for _ in 0..std::mem::take(&mut model.copies) {
+                table.passed_on(BODY);
+            }
         }
         prop_assert_eq!(table.waiting(), 0);
+        prop_assert_eq!(table.budget.used(), 0);
         Ok(())
     }
 
@@ -365,7 +419,7 @@ mod tests {
     fn any_interleaving_answers_every_arrival_once() {
         runner(if cfg!(target_arch = "wasm32") { 200 } else { 3_000 })
             .run(&ops(), |ops| {
-                let mut table = table(|_| ());
+                let mut table = table(|s| s.max_fanout_bytes = COPIES * BODY);
                 let mut model = Model::default();
                 let mut arrivals = 0;
                 for op in ops {
