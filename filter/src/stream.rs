@@ -16,6 +16,16 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, MapType};
 use std::rc::Rc;
 
+/// A request that was released.
+struct Released {
+    /// `None` once nothing more can be learned from it.
+    method: Option<MethodId>,
+    /// Whether the next part of its body needs a push. Until Envoy 1.36.5, 1.37.1, 1.38.3 and 1.39.2 the first part
+    /// after a release is put into the buffer of what was held, and stays there unless the request is resumed
+    /// once more (envoyproxy/envoy issue 46841). Elsewhere that does nothing.
+    needs_push: bool,
+}
+
 /// The header that marks a request that passes untouched; routes match on it and remove it.
 const PASSING: &str = "x-collapser-pass";
 
@@ -25,8 +35,8 @@ enum State {
     Passing,
     /// Its headers are held, and its body until it is whole.
     Holding(Held),
-    /// It was released as an open stream.
-    Released(Option<MethodId>),
+    /// It was released as an open stream, after a while.
+    Released(Released),
     /// It waits for a flight.
     Waiting(Ticket),
     /// Its local reply was sent and comes by; the recorded headers go into it.
@@ -52,6 +62,12 @@ pub fn mark_as_passing() {
     // Refused only if the stream is going away; and without such a route in the configuration, both do nothing.
     let _ = host::set_header(MapType::HttpRequestHeaders, PASSING, "1");
     let _ = host::clear_route_cache();
+}
+
+impl Held {
+    fn released(&self) -> Released {
+        Released { method: self.method, needs_push: self.begun }
+    }
 }
 
 /// The context of one request.
@@ -81,6 +97,18 @@ impl Stream {
         self.pass(Bypass::Streaming)
     }
 
+    /// More of the body of a released request has come.
+    fn go_on(&mut self, released: Released, end_of_stream: bool) -> Action {
+        if released.needs_push {
+            // Refused only if the stream is going away.
+            let _ = host::resume_request();
+        }
+        if !end_of_stream {
+            self.state = State::Released(Released { needs_push: false, ..released });
+        }
+        Action::Continue
+    }
+
     fn wait(&self, held: &mut Held, until: Until) {
         held.grace = Some(self.worker.enter_grace(self.id, held.method, until, self.worker.now()));
     }
@@ -89,10 +117,7 @@ impl Stream {
     fn hold(&mut self, mut held: Held, size: usize, end_of_stream: bool) -> Action {
         if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
             // Released by the tick, and counted there.
-            if !end_of_stream {
-                self.state = State::Released(held.method);
-            }
-            return Action::Continue;
+            return self.go_on(held.released(), end_of_stream);
         }
         if size > self.worker.settings.max_request_bytes {
             return self.pass(Bypass::TooLarge);
@@ -196,12 +221,7 @@ impl HttpContext for Stream {
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         match std::mem::replace(&mut self.state, State::Passing) {
             State::Passing => Action::Continue,
-            State::Released(method) => {
-                if !end_of_stream {
-                    self.state = State::Released(method);
-                }
-                Action::Continue
-            }
+            State::Released(released) => self.go_on(released, end_of_stream),
             State::Holding(held) => self.hold(held, size, end_of_stream),
             // The request was whole; nothing more can come that matters.
             other => {
@@ -235,25 +255,26 @@ impl HttpContext for Stream {
                     Action::Continue
                 }
             },
-            State::Holding(Held { grace: Some(place), method, .. }) if !self.worker.leave_grace(place) => {
-                self.state = State::Released(method);
+            State::Holding(mut held) => {
+                if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
+                    self.state = State::Released(held.released());
+                }
                 Action::Continue
             }
-            State::Released(method) => {
-                self.state = State::Released(method);
+            State::Released(released) => {
+                self.state = State::Released(released);
                 Action::Continue
             }
-            _ => Action::Continue,
+            State::Passing | State::Filling(_) => Action::Continue,
         }
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        if let State::Released(method) = self.state
+        if let State::Released(released) = &mut self.state
             && size > 0
         {
             // A message before the request has ended: no unary method does that.
-            self.worker.streams(method);
-            self.state = State::Passing;
+            self.worker.streams(released.method.take());
         }
         let State::Filling(reply) = &self.state else { return Action::Continue };
         if !end_of_stream {

@@ -90,8 +90,8 @@ impl Ports {
         };
         let backend = Backend::start(options).await.context("the demo backend")?;
         let mut options = SidecarOptions::shipped(&self.root, backend.grpc_addr());
-        options.listen = loopback(self.grpc_port);
-        options.metrics = loopback(self.metrics_port);
+        options.config.listen = loopback(self.grpc_port);
+        options.config.metrics = loopback(self.metrics_port);
         options.env = std::env::vars().filter(|(name, _)| is_setting(name)).collect();
         let sidecar = Sidecar::start(options).await?;
         Ok(Pair { backend, sidecar })

@@ -3,7 +3,6 @@
 //! The shipped file is read, changed in the few places that differ and handed to a real Envoy, so
 //! that the demo and every end-to-end test run what users run.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -12,13 +11,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use http::{Method, StatusCode, Uri};
-use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::http_ask::ask;
 
+mod config;
+mod metrics;
+
+pub use config::{BackendTls, ConfigOptions, FILTER, Identity, ListenerTls};
+pub use metrics::Metrics;
+
 /// How long Envoy may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where free ports are drawn from, and how often.
+const PORTS: std::ops::Range<u16> = 10_000..32_000;
+const DRAWS: usize = 100;
+
+/// Starts that may fail because somebody else took a drawn port first.
+const ATTEMPTS: usize = 3;
 
 /// How long Envoy may take to stop when asked to, before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,24 +38,12 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct SidecarOptions {
     /// The Envoy binary.
     pub envoy: PathBuf,
-    /// The Wasm module.
-    pub module: PathBuf,
-    /// The configuration to start from.
-    pub config: PathBuf,
-    /// Where callers connect; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Where `/metrics`, `/health` and `/ready` are served; port 0 takes a free one.
-    pub metrics: SocketAddr,
-    /// Where the backend listens.
-    pub backend: SocketAddr,
-    /// The filter's settings, besides `cluster`.
-    pub settings: Value,
+    /// What is changed in the shipped configuration. Port 0 takes a free one.
+    pub config: ConfigOptions,
     /// Environment variables for Envoy. It gets none of this process's `COLLAPSER_*`.
     pub env: Vec<(String, String)>,
     /// Envoy's worker threads.
     pub concurrency: u32,
-    /// Any other change to the configuration.
-    pub edit: fn(&mut Value),
     /// Whether readiness is awaited: needs the backend to be there.
     pub wait_for_backend: bool,
 }
@@ -54,18 +53,17 @@ impl SidecarOptions {
     /// the repository at `root`; `ENVOY` and `COLLAPSER_MODULE` name another Envoy and module.
     pub fn shipped(root: &Path, backend: SocketAddr) -> Self {
         let from_env = |name: &str, default: PathBuf| std::env::var_os(name).map_or(default, PathBuf::from);
-        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let mut config = ConfigOptions::new(&backend.ip().to_string(), backend.port());
+        config.template = root.join("envoy/envoy.yaml");
+        config.module = from_env("COLLAPSER_MODULE", root.join("target/collapser.wasm"));
+        for addr in [&mut config.listen, &mut config.metrics, &mut config.admin] {
+            *addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        }
         Self {
             envoy: from_env("ENVOY", root.join(".tools/envoy")),
-            module: from_env("COLLAPSER_MODULE", root.join("target/collapser.wasm")),
-            config: root.join("envoy/envoy.yaml"),
-            listen: loopback,
-            metrics: loopback,
-            backend,
-            settings: json!({}),
+            config,
             env: Vec::new(),
             concurrency: 1,
-            edit: |_| (),
             wait_for_backend: true,
         }
     }
@@ -85,20 +83,30 @@ impl Sidecar {
     ///
     /// # Errors
     /// A missing file with its remedy; Envoy's own last words if it stops at once.
-    pub async fn start(mut options: SidecarOptions) -> anyhow::Result<Self> {
+    pub async fn start(options: SidecarOptions) -> anyhow::Result<Self> {
         require(&options.envoy, "Envoy", "make envoy (or set ENVOY=/path/to/envoy)")?;
-        require(&options.module, "the Wasm module", "make wasm")?;
-        for addr in [&mut options.listen, &mut options.metrics] {
+        require(&options.config.module, "the Wasm module", "make wasm")?;
+        for _ in 1..ATTEMPTS {
+            match Self::attempt(&options).await {
+                Err(error) if error.to_string().contains("Address already in use") => (),
+                outcome => return outcome,
+            }
+        }
+        Self::attempt(&options).await
+    }
+
+    async fn attempt(options: &SidecarOptions) -> anyhow::Result<Self> {
+        let mut config = options.config.clone();
+        for addr in [&mut config.listen, &mut config.metrics, &mut config.admin] {
             *addr = reserve(*addr)?;
         }
-        let admin = reserve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let dir = tempfile::Builder::new().prefix("collapser-").tempdir()?;
-        let config = dir.path().join("envoy.json");
-        fs::write(&config, render(&options, admin)?)?;
-        let child = spawn(&options, &config, &dir.path().join("envoy.log"))?;
+        let file = dir.path().join("envoy.json");
+        fs::write(&file, config.render()?)?;
+        let child = spawn(options, &file, &dir.path().join("envoy.log"))?;
         let uri = |addr: SocketAddr| format!("http://{addr}").parse::<Uri>();
-        let mut sidecar =
-            Self { child, dir, listen: options.listen, metrics: uri(options.metrics)?, admin: uri(admin)? };
+        let ConfigOptions { listen, metrics, admin, .. } = config;
+        let mut sidecar = Self { child, dir, listen, metrics: uri(metrics)?, admin: uri(admin)? };
         sidecar.wait_until_serving(options.wait_for_backend).await?;
         Ok(sidecar)
     }
@@ -197,40 +205,6 @@ impl Drop for Sidecar {
     }
 }
 
-/// Metrics by their name with labels, as in `collapser_errors_total{code="14"}`; a metric without labels is
-/// found by its bare name.
-#[derive(Clone, Debug, Default)]
-pub struct Metrics(BTreeMap<String, f64>);
-
-impl Metrics {
-    /// Reads the Prometheus text format.
-    pub fn parse(text: &str) -> Self {
-        let lines = text.lines().filter(|line| !line.starts_with('#'));
-        let pair = |line: &str| {
-            let (name, value) = line.rsplit_once(' ')?;
-            Some((name.trim_end_matches("{}").to_string(), value.parse().ok()?))
-        };
-        Self(lines.filter_map(pair).collect())
-    }
-
-    /// The value of a metric; 0 if there is none of that name.
-    pub fn get(&self, name: &str) -> f64 {
-        self.0.get(name).copied().unwrap_or_default()
-    }
-
-    /// The sum over all labels.
-    pub fn sum(&self, name: &str) -> f64 {
-        let of_name =
-            |key: &str| key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
-        self.0.iter().filter(|(key, _)| of_name(key)).map(|(_, value)| value).sum()
-    }
-
-    /// Whether there is a metric of that name.
-    pub fn has(&self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-}
-
 /// What Envoy said at level warning or above, or its last lines if nothing.
 pub fn complaints(log: &str) -> String {
     let worse = |line: &&str| ["[warning]", "[error]", "[critical]"].iter().any(|level| line.contains(level));
@@ -247,10 +221,19 @@ fn require(path: &Path, what: &str, remedy: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes a free port where port 0 is asked for.
+/// Takes a free port where port 0 is asked for. It is drawn below the range from which the system gives ports to
+/// clients, or one of those might have it by the time Envoy takes it.
 fn reserve(addr: SocketAddr) -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind(addr).with_context(|| format!("cannot listen on {addr}"))?;
-    Ok(listener.local_addr()?)
+    let mut drawn: Vec<u16> = (0..DRAWS).map(|_| rand::random_range(PORTS)).collect();
+    if addr.port() != 0 {
+        drawn = vec![addr.port()];
+    }
+    let candidates = drawn.into_iter().map(|port| SocketAddr::new(addr.ip(), port));
+    let free = candidates.into_iter().find(|addr| TcpListener::bind(addr).is_ok());
+    free.with_context(|| match addr.port() {
+        0 => format!("no free port on {}", addr.ip()),
+        port => format!("port {port} is in use; stop what listens there, or choose another"),
+    })
 }
 
 fn spawn(options: &SidecarOptions, config: &Path, log: &Path) -> anyhow::Result<Child> {
@@ -275,62 +258,9 @@ fn spawn(options: &SidecarOptions, config: &Path, log: &Path) -> anyhow::Result<
         .with_context(|| format!("cannot run {}", options.envoy.display()))
 }
 
-/// The configuration that differs from the shipped one as the options say.
-fn render(options: &SidecarOptions, admin: SocketAddr) -> anyhow::Result<String> {
-    let path = options.config.display();
-    let text = fs::read_to_string(&options.config).with_context(|| format!("cannot read {path}"))?;
-    let mut config: Value = serde_saphyr::from_str(&text).with_context(|| format!("{path} is no YAML"))?;
-    let mut settings = json!({"cluster": "backend"});
-    merge(&mut settings, &options.settings);
-    let module = fs::canonicalize(&options.module)?;
-    for (pointer, value) in [
-        ("/admin/address", address(admin)),
-        ("/static_resources/listeners/0/address", address(options.listen)),
-        ("/static_resources/listeners/1/address", address(options.metrics)),
-        (BACKEND, address(options.backend)),
-        (ADMIN_CLUSTER, address(admin)),
-        (&format!("{FILTER}/configuration/value"), json!(settings.to_string())),
-        (&format!("{FILTER}/vm_config/code/local/filename"), json!(module)),
-    ] {
-        *config.pointer_mut(pointer).with_context(|| format!("{path} has no {pointer}"))? = value;
-    }
-    (options.edit)(&mut config);
-    Ok(config.to_string())
-}
-
-/// Where the filter's configuration stands in `envoy.yaml`, as a JSON pointer.
-pub const FILTER: &str =
-    "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config";
-
-const BACKEND: &str =
-    "/static_resources/clusters/0/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address";
-
-const ADMIN_CLUSTER: &str =
-    "/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address";
-
-fn address(addr: SocketAddr) -> Value {
-    json!({"socket_address": {"address": addr.ip().to_string(), "port_value": addr.port()}})
-}
-
-fn merge(into: &mut Value, from: &Value) {
-    if let (Some(into), Some(from)) = (into.as_object_mut(), from.as_object()) {
-        into.extend(from.iter().map(|(name, value)| (name.clone(), value.clone())));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn metrics_are_read_with_and_without_labels() {
-        let metrics =
-            Metrics::parse("# TYPE a counter\na{} 3\nb{code=\"1\"} 4\nb{code=\"2\"} 5\nbc{} 1\n\nodd\n");
-        assert_eq!(metrics.get("a"), 3.0);
-        assert_eq!(metrics.get("b{code=\"2\"}"), 5.0);
-        assert_eq!(metrics.sum("b"), 9.0);
-        assert!(metrics.has("bc") && !metrics.has("odd"));
-    }
 
     #[test]
     fn complaints_are_picked_from_the_log() {

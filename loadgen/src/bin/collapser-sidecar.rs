@@ -1,0 +1,288 @@
+//! The sidecar as a pod runs it: configuration from the environment, Envoy as a child, and a
+//! drain when the pod is told to stop.
+//!
+//! Envoy itself exits at once on SIGTERM, with all calls in flight. This process fails readiness first, waits until
+//! callers have noticed, lets calls end, and then stops Envoy.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::{Parser, ValueEnum};
+use collapser_loadgen::args::parse_duration;
+use collapser_loadgen::http_ask::ask;
+use collapser_loadgen::sidecar::{BackendTls, ConfigOptions, Identity, ListenerTls, Metrics};
+use http::{Method, Uri};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What a large fan-out may take on top of the backend's time.
+const FAN_OUT_ALLOWANCE: Duration = Duration::from_secs(5);
+
+/// How often the drain looks whether calls are still in flight.
+const DRAIN_POLL: Duration = Duration::from_millis(100);
+
+/// Runs the sidecar. The filter's own settings are environment variables too; see the README.
+///
+/// On SIGTERM: /ready fails at once; new calls are still taken for --drain-delay; then connections are told to
+/// go away and calls in flight may end within --drain-timeout; then Envoy stops.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Where callers connect.
+    #[arg(long, env = "GRPC_PORT", default_value_t = 50052, value_parser = clap::value_parser!(u16).range(1..))]
+    grpc_port: u16,
+    /// Where /metrics, /health and /ready are served.
+    #[arg(long, env = "METRICS_PORT", default_value_t = 2112, value_parser = clap::value_parser!(u16).range(1..))]
+    metrics_port: u16,
+    /// Envoy's admin interface, on loopback only.
+    #[arg(long, env = "ADMIN_PORT", default_value_t = 9901, value_parser = clap::value_parser!(u16).range(1..))]
+    admin_port: u16,
+    /// The backend, as host:port.
+    #[arg(long, env = "BACKEND_ADDRESS", value_parser = parse_address)]
+    backend_address: (String, u16),
+    /// Speak TLS to the backend.
+    #[arg(long, env = "BACKEND_USE_TLS", default_value_t = false, action = clap::ArgAction::Set)]
+    backend_use_tls: bool,
+    /// PEM file of the authorities to trust; the system's by default.
+    #[arg(long, env = "BACKEND_TLS_CA_FILE", value_parser = parse_file)]
+    backend_tls_ca_file: Option<PathBuf>,
+    /// PEM file of the certificate to show the backend.
+    #[arg(long, env = "BACKEND_TLS_CERT_FILE", value_parser = parse_file, requires = "backend_tls_key_file")]
+    backend_tls_cert_file: Option<PathBuf>,
+    /// PEM file of its key.
+    #[arg(long, env = "BACKEND_TLS_KEY_FILE", value_parser = parse_file, requires = "backend_tls_cert_file")]
+    backend_tls_key_file: Option<PathBuf>,
+    /// The name to ask for and to find in the backend's certificate; the backend's host by default.
+    #[arg(long, env = "BACKEND_TLS_SNI")]
+    backend_tls_sni: Option<String>,
+    /// PEM file of the certificate to show callers; without it they speak plain text.
+    #[arg(long, env = "TLS_CERT_FILE", value_parser = parse_file, requires = "tls_key_file")]
+    tls_cert_file: Option<PathBuf>,
+    /// PEM file of its key.
+    #[arg(long, env = "TLS_KEY_FILE", value_parser = parse_file, requires = "tls_cert_file")]
+    tls_key_file: Option<PathBuf>,
+    /// PEM file of the authorities one of which must have signed the caller's certificate.
+    #[arg(long, env = "TLS_CLIENT_CA_FILE", value_parser = parse_file, requires = "tls_cert_file")]
+    tls_client_ca_file: Option<PathBuf>,
+    /// The filter's deadline of a flight; here only to give held requests a little longer.
+    #[arg(long, env = "BACKEND_TIMEOUT", default_value = "10s", value_parser = parse_duration)]
+    backend_timeout: Duration,
+    /// How much is logged.
+    #[arg(long, env = "LOG_LEVEL", value_enum, default_value = "info")]
+    log_level: LogLevel,
+    /// In what form.
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value = "console")]
+    log_format: LogFormat,
+    /// Envoy's worker threads. Each collapses for itself.
+    #[arg(long, env = "CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    concurrency: u32,
+    /// How long new calls are still taken after readiness has failed.
+    #[arg(long, env = "DRAIN_DELAY", default_value = "5s", value_parser = parse_duration)]
+    drain_delay: Duration,
+    /// How long calls in flight may take to end after that.
+    #[arg(long, env = "DRAIN_TIMEOUT", default_value = "20s", value_parser = parse_duration)]
+    drain_timeout: Duration,
+    /// The Envoy binary.
+    #[arg(long, env = "ENVOY", default_value = "envoy")]
+    envoy: PathBuf,
+    /// The configuration to start from.
+    #[arg(long, env = "COLLAPSER_CONFIG", default_value = "envoy/envoy.yaml", value_parser = parse_file)]
+    config: PathBuf,
+    /// The Wasm module.
+    #[arg(long, env = "COLLAPSER_MODULE", default_value = "target/collapser.wasm", value_parser = parse_file)]
+    module: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LogLevel {
+    Trace,
+    Debug,
+    Info,
+    Warn,
+    Error,
+    Off,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Json,
+    Console,
+}
+
+fn parse_address(text: &str) -> Result<(String, u16), String> {
+    let wrong = || "an address such as backend:50051 or [::1]:50051 is needed".to_owned();
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+    if host.is_empty() || host.contains('/') {
+        return Err(wrong());
+    }
+    Ok((host.to_owned(), port))
+}
+
+fn parse_file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_file() { Ok(path) } else { Err("there is no such file".to_owned()) }
+}
+
+impl Args {
+    fn config(&self) -> ConfigOptions {
+        let (host, port) = &self.backend_address;
+        let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        ConfigOptions {
+            template: self.config.clone(),
+            module: self.module.clone(),
+            listen: any(self.grpc_port),
+            metrics: any(self.metrics_port),
+            admin: self.admin(),
+            backend_tls: self.backend_use_tls.then(|| self.backend_tls()),
+            tls: identity(&self.tls_cert_file, &self.tls_key_file)
+                .map(|identity| ListenerTls { identity, client_ca: self.tls_client_ca_file.clone() }),
+            hold_timeout: Some(self.backend_timeout + FAN_OUT_ALLOWANCE),
+            ..ConfigOptions::new(host, *port)
+        }
+    }
+
+    fn admin(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.admin_port))
+    }
+
+    fn backend_tls(&self) -> BackendTls {
+        BackendTls {
+            ca: self.backend_tls_ca_file.clone(),
+            identity: identity(&self.backend_tls_cert_file, &self.backend_tls_key_file),
+            sni: self.backend_tls_sni.clone(),
+        }
+    }
+
+    fn command(&self, config: &str) -> Command {
+        let level = match self.log_level {
+            LogLevel::Trace => "trace",
+            LogLevel::Debug => "debug",
+            LogLevel::Info => "info",
+            LogLevel::Warn => "warning",
+            LogLevel::Error => "error",
+            LogLevel::Off => "off",
+        };
+        let mut command = Command::new(&self.envoy);
+        command
+            .args(["--config-yaml", config, "--log-level", level, "--use-dynamic-base-id"])
+            .args(["--concurrency", &self.concurrency.to_string()])
+            // While draining, connections are told to go away over this time.
+            .args(["--drain-time-s", &self.drain_timeout.as_secs().max(1).to_string()])
+            .kill_on_drop(true);
+        if matches!(self.log_format, LogFormat::Json) {
+            // Envoy escapes %j for JSON.
+            let format = r#"{"time":"%Y-%m-%dT%T.%e%z","level":"%l","logger":"%n","message":"%j"}"#;
+            command.args(["--log-format", format]);
+        }
+        command
+    }
+}
+
+fn identity(certificate: &Option<PathBuf>, key: &Option<PathBuf>) -> Option<Identity> {
+    Some(Identity { certificate: certificate.clone()?, key: key.clone()? })
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run(Args::parse()).await {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(status) => {
+            eprintln!("error: Envoy ended with {status}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> anyhow::Result<ExitStatus> {
+    let config = args.config().render()?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut envoy =
+        args.command(&config).spawn().with_context(|| format!("cannot run {}", args.envoy.display()))?;
+    tokio::select! {
+        status = envoy.wait() => return Ok(status?),
+        _ = terminate.recv() => (),
+        _ = interrupt.recv() => (),
+    }
+    tokio::select! {
+        // Envoy may end by itself at any time, and a second signal ends the patience.
+        status = envoy.wait() => return Ok(status?),
+        drained = drain(&args) => drained?,
+        _ = terminate.recv() => eprintln!("second signal: stopping at once"),
+        _ = interrupt.recv() => eprintln!("second signal: stopping at once"),
+    }
+    stop(&args, &mut envoy).await
+}
+
+/// Source: Envoy docs, "Draining" and "Administration interface".
+async fn drain(args: &Args) -> anyhow::Result<()> {
+    let admin: Uri = format!("http://{}", args.admin()).parse()?;
+    eprintln!("draining: readiness fails; new calls are taken for {:?} more", args.drain_delay);
+    post(&admin, "/healthcheck/fail").await?;
+    tokio::time::sleep(args.drain_delay).await;
+    post(&admin, "/drain_listeners?graceful&skip_exit").await?;
+    let deadline = Instant::now() + args.drain_timeout;
+    loop {
+        let active = active_calls(&admin).await?;
+        if active == 0.0 {
+            eprintln!("drained: no call is in flight");
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            eprintln!("drain timeout: {active} calls are still in flight");
+            return Ok(());
+        }
+        tokio::time::sleep(DRAIN_POLL).await;
+    }
+}
+
+async fn active_calls(admin: &Uri) -> anyhow::Result<f64> {
+    let filter = "/stats/prometheus?filter=^http\\.public\\.downstream_rq_active$";
+    let (_, body) = ask(Method::GET, admin, filter).await?;
+    Ok(Metrics::parse(&String::from_utf8_lossy(&body)).sum("envoy_http_downstream_rq_active"))
+}
+
+async fn stop(args: &Args, envoy: &mut Child) -> anyhow::Result<ExitStatus> {
+    let admin: Uri = format!("http://{}", args.admin()).parse()?;
+    if post(&admin, "/quitquitquit").await.is_err() {
+        envoy.start_kill()?;
+    }
+    Ok(envoy.wait().await?)
+}
+
+async fn post(admin: &Uri, path: &str) -> anyhow::Result<()> {
+    let (status, _) = ask(Method::POST, admin, path).await.with_context(|| format!("{path} at {admin}"))?;
+    if !status.is_success() {
+        bail!("{path} at {admin}: {status}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_consistent() {
+        <Args as CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn addresses_are_host_and_port() {
+        assert_eq!(parse_address("backend:50051"), Ok(("backend".to_owned(), 50051)));
+        assert_eq!(parse_address("[::1]:1"), Ok(("::1".to_owned(), 1)));
+        for wrong in ["", "backend", ":1", "backend:", "backend:0", "backend:65536", "http://backend:1"] {
+            assert!(parse_address(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The sidecar's configuration: the shipped file, changed in the few places that differ.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::{Map, Value, json};
+
+/// What is changed in the shipped configuration.
+#[derive(Clone, Debug)]
+pub struct ConfigOptions {
+    /// The configuration to start from.
+    pub template: PathBuf,
+    /// The Wasm module.
+    pub module: PathBuf,
+    /// Where callers connect.
+    pub listen: SocketAddr,
+    /// Where `/metrics`, `/health` and `/ready` are served.
+    pub metrics: SocketAddr,
+    /// Envoy's admin interface; on loopback, or whoever reaches it can stop Envoy.
+    pub admin: SocketAddr,
+    /// The backend's name or address.
+    pub backend_host: String,
+    /// The backend's port.
+    pub backend_port: u16,
+    /// TLS towards the backend.
+    pub backend_tls: Option<BackendTls>,
+    /// TLS towards callers.
+    pub tls: Option<ListenerTls>,
+    /// The filter's settings, besides `cluster`.
+    pub settings: Value,
+    /// How long a request may wait in the filter; longer than `backend_timeout`. `None` leaves what is there.
+    pub hold_timeout: Option<Duration>,
+    /// Any other change.
+    pub edit: fn(&mut Value),
+}
+
+/// A certificate chain and its key, both in PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate chain.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}
+
+/// TLS towards the backend.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BackendTls {
+    /// Authorities to trust; `None` trusts those of the system.
+    pub ca: Option<PathBuf>,
+    /// What to show the backend, if it asks.
+    pub identity: Option<Identity>,
+    /// The name to ask for and to find in the certificate; `None` takes the backend's host.
+    pub sni: Option<String>,
+}
+
+/// TLS towards callers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerTls {
+    /// What to show callers.
+    pub identity: Identity,
+    /// Authorities one of which must have signed the caller's certificate; `None` asks for none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Where the filter's configuration stands in `envoy.yaml`, as a JSON pointer.
+pub const FILTER: &str =
+    "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config";
+
+const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+const BACKEND: &str = "/static_resources/clusters/0";
+const ENDPOINT: &str = "load_assignment/endpoints/0/lb_endpoints/0/endpoint/address";
+
+impl ConfigOptions {
+    /// The shipped configuration as it is, for a backend at this address.
+    pub fn new(backend_host: &str, backend_port: u16) -> Self {
+        let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        Self {
+            template: PathBuf::from("envoy/envoy.yaml"),
+            module: PathBuf::from("target/collapser.wasm"),
+            listen: any(50052),
+            metrics: any(2112),
+            admin: SocketAddr::from((Ipv4Addr::LOCALHOST, 9901)),
+            backend_host: backend_host.to_owned(),
+            backend_port,
+            backend_tls: None,
+            tls: None,
+            settings: json!({}),
+            hold_timeout: None,
+            edit: |_| (),
+        }
+    }
+
+    /// The configuration as JSON, which Envoy takes as well as YAML.
+    ///
+    /// # Errors
+    /// If the file or the module cannot be read, or the file lacks a place that is to be changed.
+    pub fn render(&self) -> anyhow::Result<String> {
+        let path = self.template.display();
+        let text = fs::read_to_string(&self.template).with_context(|| format!("cannot read {path}"))?;
+        let mut config: Value =
+            serde_saphyr::from_str(&text).with_context(|| format!("{path} is no YAML"))?;
+        for (pointer, value) in self.changes()? {
+            set(&mut config, &pointer, value).with_context(|| format!("{path} has no {pointer}"))?;
+        }
+        (self.edit)(&mut config);
+        Ok(config.to_string())
+    }
+
+    fn changes(&self) -> anyhow::Result<Vec<(String, Value)>> {
+        let module = fs::canonicalize(&self.module)
+            .with_context(|| format!("cannot find the Wasm module {}", self.module.display()))?;
+        let mut settings = json!({"cluster": "backend"});
+        if let (Some(settings), Some(more)) = (settings.as_object_mut(), self.settings.as_object()) {
+            settings.extend(more.clone());
+        }
+        let mut changes = vec![
+            ("/admin/address".to_owned(), address(self.admin)),
+            ("/static_resources/listeners/0/address".to_owned(), address(self.listen)),
+            ("/static_resources/listeners/1/address".to_owned(), address(self.metrics)),
+            (format!("{BACKEND}/{ENDPOINT}"), host_and_port(&self.backend_host, self.backend_port)),
+            (format!("/static_resources/clusters/1/{ENDPOINT}"), address(self.admin)),
+            (format!("{FILTER}/configuration/value"), json!(settings.to_string())),
+            (format!("{FILTER}/vm_config/code/local/filename"), json!(module)),
+        ];
+        if let Some(limit) = self.hold_timeout {
+            changes.push((
+                format!("{MANAGER}/stream_idle_timeout"),
+                json!(format!("{:.3}s", limit.as_secs_f64())),
+            ));
+        }
+        if let Some(tls) = &self.backend_tls {
+            changes.push((format!("{BACKEND}/transport_socket"), tls.socket(&self.backend_host)));
+        }
+        if let Some(tls) = &self.tls {
+            let pointer = "/static_resources/listeners/0/filter_chains/0/transport_socket";
+            changes.push((pointer.to_owned(), tls.socket()));
+        }
+        Ok(changes)
+    }
+}
+
+impl Identity {
+    fn value(&self) -> Value {
+        json!({"certificate_chain": file(&self.certificate), "private_key": file(&self.key)})
+    }
+}
+
+impl BackendTls {
+    /// Source: Envoy docs, `UpstreamTlsContext`. Envoy checks no name unless told which.
+    fn socket(&self, host: &str) -> Value {
+        let name = self.sni.as_deref().unwrap_or(host);
+        let kind = if name.parse::<IpAddr>().is_ok() { "IP_ADDRESS" } else { "DNS" };
+        let mut validation = Map::new();
+        match &self.ca {
+            Some(ca) => validation.insert("trusted_ca".to_owned(), file(ca)),
+            None => validation.insert("system_root_certs".to_owned(), json!({})),
+        };
+        validation.insert(
+            "match_typed_subject_alt_names".to_owned(),
+            json!([{"san_type": kind, "matcher": {"exact": name}}]),
+        );
+        let mut common = json!({"alpn_protocols": ["h2"], "validation_context": validation});
+        if let Some(identity) = &self.identity {
+            common["tls_certificates"] = json!([identity.value()]);
+        }
+        let mut context = json!({"common_tls_context": common});
+        if kind == "DNS" {
+            context["sni"] = json!(name);
+        }
+        transport_socket("UpstreamTlsContext", context)
+    }
+}
+
+impl ListenerTls {
+    /// Source: Envoy docs, `DownstreamTlsContext`.
+    fn socket(&self) -> Value {
+        let mut common =
+            json!({"alpn_protocols": ["h2", "http/1.1"], "tls_certificates": [self.identity.value()]});
+        if let Some(ca) = &self.client_ca {
+            common["validation_context"] = json!({"trusted_ca": file(ca)});
+        }
+        let context =
+            json!({"common_tls_context": common, "require_client_certificate": self.client_ca.is_some()});
+        transport_socket("DownstreamTlsContext", context)
+    }
+}
+
+fn transport_socket(kind: &str, mut context: Value) -> Value {
+    context["@type"] = json!(format!("type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.{kind}"));
+    json!({"name": "envoy.transport_sockets.tls", "typed_config": context})
+}
+
+fn file(path: &Path) -> Value {
+    json!({"filename": path})
+}
+
+fn address(addr: SocketAddr) -> Value {
+    host_and_port(&addr.ip().to_string(), addr.port())
+}
+
+fn host_and_port(host: &str, port: u16) -> Value {
+    json!({"socket_address": {"address": host, "port_value": port}})
+}
+
+/// Sets what `pointer` names. Its last part may be new; all before it must be there.
+fn set(config: &mut Value, pointer: &str, value: Value) -> Option<()> {
+    let (parent, name) = pointer.rsplit_once('/')?;
+    config.pointer_mut(parent)?.as_object_mut()?.insert(name.to_owned(), value);
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shipped(change: impl FnOnce(&mut ConfigOptions)) -> Value {
+        let mut options = ConfigOptions::new("backend.example", 1234);
+        options.template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy/envoy.yaml");
+        // Any file will do.
+        options.module = options.template.clone();
+        change(&mut options);
+        serde_json::from_str(&options.render().unwrap()).unwrap()
+    }
+
+    fn backend_tls(tls: BackendTls) -> Value {
+        let config = shipped(|options| options.backend_tls = Some(tls));
+        config.pointer(&format!("{BACKEND}/transport_socket/typed_config")).unwrap().clone()
+    }
+
+    #[test]
+    fn the_shipped_file_has_every_place_that_is_changed() {
+        let config = shipped(|options| {
+            options.settings = json!({"cache_duration": "1s"});
+            options.hold_timeout = Some(Duration::from_millis(1_500));
+        });
+        let at = |pointer: &str| config.pointer(pointer).unwrap().clone();
+        assert_eq!(at(&format!("{BACKEND}/{ENDPOINT}/socket_address/address")), "backend.example");
+        assert_eq!(at(&format!("{MANAGER}/stream_idle_timeout")), "1.500s");
+        let settings: Value =
+            serde_json::from_str(at(&format!("{FILTER}/configuration/value")).as_str().unwrap()).unwrap();
+        assert_eq!(settings, json!({"cluster": "backend", "cache_duration": "1s"}));
+    }
+
+    #[test]
+    fn a_backend_is_verified_by_the_name_it_is_called_by() {
+        let tls = backend_tls(BackendTls::default());
+        assert_eq!(tls["sni"], "backend.example");
+        let validation = &tls["common_tls_context"]["validation_context"];
+        assert_eq!(validation["match_typed_subject_alt_names"][0]["matcher"]["exact"], "backend.example");
+        assert_eq!(validation["system_root_certs"], json!({}));
+    }
+
+    #[test]
+    fn a_name_and_an_authority_of_ones_own_replace_the_default() {
+        let tls = backend_tls(BackendTls {
+            ca: Some("/ca.pem".into()),
+            sni: Some("10.0.0.1".into()),
+            identity: Some(Identity { certificate: "/c.pem".into(), key: "/k.pem".into() }),
+        });
+        assert_eq!(tls["sni"], Value::Null, "an address is no server name");
+        let common = &tls["common_tls_context"];
+        assert_eq!(common["validation_context"]["trusted_ca"]["filename"], "/ca.pem");
+        assert_eq!(
+            common["validation_context"]["match_typed_subject_alt_names"][0]["san_type"],
+            "IP_ADDRESS"
+        );
+        assert_eq!(common["tls_certificates"][0]["private_key"]["filename"], "/k.pem");
+    }
+
+    #[test]
+    fn a_file_that_lacks_a_place_is_an_error_that_names_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "admin: {}").unwrap();
+        let mut options = ConfigOptions::new("x", 1);
+        options.template = file.path().to_owned();
+        options.module = file.path().to_owned();
+        let error = format!("{:#}", options.render().unwrap_err());
+        assert!(error.contains("/static_resources/listeners/0/address"), "{error}");
+    }
+}
