@@ -169,7 +169,11 @@ impl Worker {
         let outcome = self.table.borrow_mut().arrive(key, waiter, now);
         self.metrics.requests.add(1);
         match &outcome {
-            Outcome::Hit(_) | Outcome::Queued(_) => self.metrics.hits.add(1),
+            Outcome::Hit(_) => self.metrics.hits.add(1),
+            Outcome::Queued(_) => {
+                self.metrics.hits.add(1);
+                self.wake();
+            }
             Outcome::Joined(_) => self.metrics.collapsed.add(1),
             Outcome::Full => self.metrics.refused.add(1),
             Outcome::Leads(ticket) => {
@@ -253,7 +257,7 @@ impl Worker {
             return;
         };
         let now = self.now();
-        let reply = self.in_time(record(), now.saturating_sub(dispatched));
+        let reply = self.in_time(self.in_size(record()), now.saturating_sub(dispatched));
         if reply.streamed {
             self.streams(method);
         }
@@ -278,6 +282,16 @@ impl Worker {
             Code::DEADLINE_EXCEEDED,
             &format!("collapser: no answer within {limit} (backend_timeout)"),
         )
+    }
+
+    /// A reply for which Envoy has no buffer would not only fail: it would take the process down.
+    fn in_size(&self, reply: Reply) -> Reply {
+        let (size, most) = (reply.body.len(), self.settings.max_replay_bytes);
+        if size <= most {
+            return reply;
+        }
+        let message = format!("collapser: the reply has {size} bytes, more than {most} (max_replay_bytes)");
+        Reply::failure(Code::RESOURCE_EXHAUSTED, &message)
     }
 
     fn land(&self, flight: FlightId, reply: Reply, now: Nanos) {

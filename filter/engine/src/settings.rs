@@ -34,6 +34,8 @@ pub struct Settings {
     pub max_request_bytes: usize,
     /// Larger replies are delivered but not cached; up to 1 GiB.
     pub max_response_bytes: usize,
+    /// Larger replies are refused, since Envoy has no room for them; 64 KiB to 1 GiB.
+    pub max_replay_bytes: usize,
     /// Bytes of replies that may be on their way to callers at a time in one worker; 64 KiB to 3 GiB.
     pub max_fanout_bytes: usize,
     /// Requests that may wait at a time in one worker; 1 to 10,000,000.
@@ -102,7 +104,7 @@ struct Field {
     assign: Assign,
 }
 
-const FIELDS: [Field; 14] = [
+const FIELDS: [Field; 15] = [
     Field { json: "cluster", env: "COLLAPSER_CLUSTER", assign: |s, raw| put(&mut s.cluster, cluster(raw)) },
     Field {
         json: "backend_timeout",
@@ -155,6 +157,11 @@ const FIELDS: [Field; 14] = [
         assign: |s, raw| put(&mut s.max_response_bytes, size(raw, 0, GIB)),
     },
     Field {
+        json: "max_replay_bytes",
+        env: "COLLAPSER_MAX_REPLAY_BYTES",
+        assign: |s, raw| put(&mut s.max_replay_bytes, size(raw, 64 << 10, GIB)),
+    },
+    Field {
         json: "max_fanout_bytes",
         env: "COLLAPSER_MAX_FANOUT_BYTES",
         assign: |s, raw| put(&mut s.max_fanout_bytes, size(raw, 64 << 10, 3 * GIB)),
@@ -191,6 +198,7 @@ impl Settings {
             methods: Methods::default(),
             max_request_bytes: 256 << 10,
             max_response_bytes: 4 << 20,
+            max_replay_bytes: 32 << 20,
             max_fanout_bytes: 64 << 20,
             max_waiters: 100_000,
             stream_grace: Duration::from_millis(20),
@@ -339,7 +347,7 @@ mod tests {
     fn every_setting_is_read_from_json() {
         let json = r#"{"cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
             "cache_errors":true,"max_cache_entries":1e+06,"max_cache_bytes":"1GiB","key_headers":["X-Tenant","a","a"],
-            "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms"}"#;
+            "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms"}"#;
         let expected = Settings {
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(90),
@@ -352,6 +360,7 @@ mod tests {
             methods: Methods::parse(&["/a.B/*", "!/a.B/C"]).unwrap(),
             max_request_bytes: 1024,
             max_response_bytes: 0,
+            max_replay_bytes: 2 << 20,
             max_fanout_bytes: 1 << 20,
             max_waiters: 7,
             stream_grace: Duration::from_millis(5),
@@ -373,6 +382,7 @@ mod tests {
             ("COLLAPSER_METHODS", "/a.B/C,!/a.B/D"),
             ("COLLAPSER_MAX_REQUEST_BYTES", "7"),
             ("COLLAPSER_MAX_RESPONSE_BYTES", "8KiB"),
+            ("COLLAPSER_MAX_REPLAY_BYTES", "128KiB"),
             ("COLLAPSER_MAX_FANOUT_BYTES", "64KiB"),
             ("COLLAPSER_MAX_WAITERS", "9"),
             ("COLLAPSER_STREAM_GRACE", "10ms"),
@@ -389,6 +399,7 @@ mod tests {
             methods: Methods::parse(&["/a.B/C", "!/a.B/D"]).unwrap(),
             max_request_bytes: 7,
             max_response_bytes: 8192,
+            max_replay_bytes: 131_072,
             max_fanout_bytes: 65536,
             max_waiters: 9,
             stream_grace: Duration::from_millis(10),

@@ -15,7 +15,7 @@ use std::rc::Rc;
 pub enum Outcome {
     /// Take this reply: it was cached.
     Hit(Rc<Reply>),
-    /// Wait: the reply is cached, but too much is on its way to callers already.
+    /// Wait to be called: the reply is cached, but cannot be given at once.
     Queued(Ticket),
     /// Wait: a flight for the key is in the air.
     Joined(Ticket),
@@ -67,6 +67,7 @@ impl Table {
     pub fn arrive(&mut self, key: Key, waiter: Waiter, now: Nanos) -> Outcome {
         let cached = self.cache.get(&key, now).map(Rc::clone);
         if let Some(reply) = &cached
+            && reply.can_answer_at_once()
             && self.budget.take(reply.body.len())
         {
             return Outcome::Hit(Rc::clone(reply));
@@ -75,8 +76,6 @@ impl Table {
             return Outcome::Full;
         }
         if let Some(reply) = cached {
-            // If nobody else is to be called, it is room that it waits for.
-            self.blocked |= !self.flights.has_landed();
             return Outcome::Queued(self.flights.queue(reply, waiter, now));
         }
         match self.flights.join(&key, waiter, now) {

@@ -2,6 +2,7 @@
 //!
 //! `make test-e2e` runs them; `ENVOY=/path/to/envoy make test-e2e` with another Envoy.
 
+mod raw;
 mod rig;
 
 mod bypass;

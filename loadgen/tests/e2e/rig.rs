@@ -41,7 +41,7 @@ impl Rig {
         let latency = Duration::from_millis(latency_ms);
         let backend = Backend::start(BackendOptions { latency, ..BackendOptions::default() }).await.unwrap();
         let mut options = SidecarOptions::shipped(root(), backend.grpc_addr());
-        options.settings = settings;
+        options.config.settings = settings;
         change(&mut options);
         let sidecar = Sidecar::start(options).await.unwrap();
         Self { backend, sidecar }
