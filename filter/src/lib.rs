@@ -1,9 +1,9 @@
 //! Collapser's proxy-wasm layer: it translates between Envoy and the host-free engine.
 //!
-//! - [`root`]: one root context a worker; settings, ticks, flights' replies.
-//! - [`stream`]: one context a request; a small state machine.
-//! - [`worker`]: what the two share: table, departures, fan-out, pacing.
-//! - [`metrics`] and [`host`]: metrics, and the host calls themselves.
+//! - `root`: one root context a worker; settings, ticks, flights' replies.
+//! - `stream`: one context a request; a small state machine.
+//! - `worker`: what the two share: table, departures, fan-out, pacing.
+//! - `metrics` and `host`: metrics, and the host calls themselves.
 //!
 //! A request is answered by a *local reply*. Envoy makes every local reply to a gRPC request
 //! trailers-only, without a body. So the filter sends one that carries a marker header; a Lua filter
