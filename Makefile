@@ -59,6 +59,12 @@ wasm: check-rust ## Build target/collapser.wasm
 	fi; \
 	echo "$(MODULE): $$(wc -c < $(MODULE)) bytes"
 
+# The module with a fault that a test provokes; never shipped.
+.PHONY: wasm-trap
+wasm-trap: check-rust
+	@cargo build --package collapser --target wasm32-wasip1 --profile wasm --features trap --target-dir target/trap
+	@cp target/trap/wasm32-wasip1/wasm/collapser.wasm target/collapser-trap.wasm
+
 .PHONY: programs
 programs: check-rust
 	@cargo build --release --package collapser-loadgen
@@ -81,7 +87,7 @@ $(TOOLS)/envoy-%/envoy: | check-python
 ##@ Test
 
 .PHONY: test
-test: test-unit test-wasm test-e2e ## Run every test
+test: test-unit test-wasm test-e2e test-reliability ## Run every test
 
 .PHONY: test-unit
 test-unit: check-rust ## The engine's tests, and those of the load generator and demo backend
@@ -95,8 +101,12 @@ test-wasm: wasm-tools ## The engine's tests again, on 32-bit Wasm under Node
 
 # Each test has an Envoy of its own; more than two at a time only slow each other down.
 .PHONY: test-e2e
-test-e2e: wasm envoy python-tools ## The end-to-end tests, with a real Envoy
+test-e2e: wasm wasm-trap programs envoy python-tools ## The end-to-end tests, with a real Envoy
 	@cargo test --release --package collapser-loadgen --test e2e -- --test-threads 2
+
+.PHONY: test-reliability
+test-reliability: wasm programs envoy ## Hang-ups, floods, large fan-outs: one at a time, since each fills the machine
+	@cargo test --release --package collapser-loadgen --test reliability -- --test-threads 1 --nocapture
 
 .PHONY: test-matrix
 test-matrix: $(ENVOY_VERSIONS:%=test-envoy-%) ## The end-to-end tests with every supported version of Envoy
