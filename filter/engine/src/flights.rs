@@ -180,7 +180,7 @@ impl Flights {
             self.landed.push_back(slot);
             passed_over = if calls.len() == before { passed_over + 1 } else { 0 };
         }
-        calls.is_empty() && !self.landed.is_empty()
+        max > 0 && calls.is_empty() && !self.landed.is_empty()
     }
 
     /// Hands a called waiter its reply and gives up its seat; the charge for its copy is now the
@@ -442,6 +442,7 @@ mod tests {
         assert_eq!(calls.iter().map(|call| call.waiter).collect::<Vec<_>>(), [1, 2, 4]);
         let first = calls[0].ticket;
         assert!(flights.next_calls(32, &mut budget, &mut calls), "no room");
+        assert!(!flights.next_calls(0, &mut budget, &mut calls), "nobody was to be called");
         assert!(flights.collect(small).is_some());
         assert!(flights.leave(first, &mut budget), "one who was called and leaves gives back its share");
         assert!(!flights.next_calls(32, &mut budget, &mut calls));
