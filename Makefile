@@ -18,6 +18,8 @@ SHELL := /bin/bash
 TOOLS := $(CURDIR)/.tools
 MODULE := target/collapser.wasm
 ENVOY ?= $(TOOLS)/envoy-$(ENVOY_VERSION)/envoy
+# A bare name is looked up in PATH, where the folder envoy/ does not get in the way.
+override ENVOY := $(or $(shell command -v $(ENVOY)),$(ENVOY))
 export ENVOY
 export COLLAPSER_PYTHON := $(TOOLS)/python/bin/python
 
@@ -32,11 +34,11 @@ venv = python3 -m venv $(1) || { rm -rf $(1); echo "error: python3 cannot make a
 ##@ See it work
 
 .PHONY: quickstart
-quickstart: build envoy ## Start a backend and the sidecar, send 10,000 identical calls, report, stop
+quickstart: envoy build ## Start a backend and the sidecar, send 10,000 identical calls, report, stop
 	@target/release/collapser-demo quickstart
 
 .PHONY: run
-run: build envoy ## Start a backend and the sidecar and leave them running (50052, 2112, 50051, 8080)
+run: envoy build ## Start a backend and the sidecar and leave them running (50052, 2112, 50051, 8080)
 	@$(RUN_PORTS) target/release/collapser-demo run
 
 ##@ Build
@@ -74,8 +76,8 @@ programs: check-rust
 envoy: ## Install the pinned Envoy into .tools (or check the one that ENVOY names)
 	@if [ "$(ENVOY)" = "$(TOOLS)/envoy-$(ENVOY_VERSION)/envoy" ]; then \
 		$(MAKE) --no-print-directory $(TOOLS)/envoy-$(ENVOY_VERSION)/envoy; \
-	elif [ ! -x "$(ENVOY)" ]; then \
-		echo "error: ENVOY=$(ENVOY) is not a program" >&2; exit 1; \
+	elif [ ! -f "$(ENVOY)" ] || [[ "$$("$(ENVOY)" --version 2>&1)" != *version:* ]]; then \
+		echo "error: ENVOY=$(ENVOY) is not an Envoy; name one of 1.36 or newer, or leave ENVOY unset to install $(ENVOY_VERSION)" >&2; exit 1; \
 	fi
 
 $(TOOLS)/envoy-%/envoy: | check-python

@@ -37,6 +37,8 @@ enum State {
     Holding(Held),
     /// It was released as an open stream, after a while.
     Released(Released),
+    /// It passes, and its reply tells whether the method streams.
+    Probing(Probe),
     /// It waits for a flight.
     Waiting(Ticket),
     /// Its local reply was sent and comes by; the recorded headers go into it.
@@ -62,6 +64,27 @@ pub fn mark_as_passing() {
     // Refused only if the stream is going away; and without such a route in the configuration, both do nothing.
     let _ = host::set_header(MapType::HttpRequestHeaders, PASSING, "1");
     let _ = host::clear_route_cache();
+}
+
+/// What has come of a probe's reply.
+struct Probe {
+    method: MethodId,
+    /// How long the first message is, once known.
+    first: Option<usize>,
+    /// Bytes so far.
+    seen: usize,
+}
+
+impl Probe {
+    /// More has come: `size` bytes. Returns whether it is more than one message.
+    fn watch(&mut self, size: usize) -> bool {
+        if self.seen == 0 {
+            let start = host::buffer(BufferType::HttpResponseBody, 0, framing::PREFIX);
+            self.first = framing::first_message_len(&start);
+        }
+        self.seen = self.seen.saturating_add(size);
+        self.first.is_some_and(|first| self.seen > first)
+    }
 }
 
 impl Held {
@@ -209,6 +232,11 @@ impl HttpContext for Stream {
             Ok(Method::Collapsible(method)) => method,
             Ok(Method::Excluded) => return self.pass(Bypass::Method),
             Ok(Method::Streams) => return self.pass(Bypass::Streaming),
+            Ok(Method::Probe(method)) => {
+                self.pass(Bypass::Probe);
+                self.state = State::Probing(Probe { method, first: None, seen: 0 });
+                return Action::Continue;
+            }
             Err(reason) => return self.pass(reason),
         };
         // A stream whose backend speaks first may never send a message on its own account.
@@ -221,6 +249,10 @@ impl HttpContext for Stream {
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         match std::mem::replace(&mut self.state, State::Passing) {
             State::Passing => Action::Continue,
+            State::Probing(probe) => {
+                self.state = State::Probing(probe);
+                Action::Continue
+            }
             State::Released(released) => self.go_on(released, end_of_stream),
             State::Holding(held) => self.hold(held, size, end_of_stream),
             // The request was whole; nothing more can come that matters.
@@ -261,8 +293,8 @@ impl HttpContext for Stream {
                 }
                 Action::Continue
             }
-            State::Released(released) => {
-                self.state = State::Released(released);
+            state @ (State::Released(_) | State::Probing(_)) => {
+                self.state = state;
                 Action::Continue
             }
             State::Passing | State::Filling(_) => Action::Continue,
@@ -275,6 +307,12 @@ impl HttpContext for Stream {
         {
             // A message before the request has ended: no unary method does that.
             self.worker.streams(released.method.take());
+        }
+        if let State::Probing(probe) = &mut self.state
+            && probe.watch(size)
+        {
+            self.worker.streams(Some(probe.method));
+            self.state = State::Passing;
         }
         let State::Filling(reply) = &self.state else { return Action::Continue };
         if !end_of_stream {

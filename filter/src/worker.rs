@@ -257,7 +257,11 @@ impl Worker {
             return;
         };
         let now = self.now();
-        let reply = self.in_time(self.in_size(record()), now.saturating_sub(dispatched));
+        let mut reply = self.in_size(record());
+        if self.is_late(&reply, now.saturating_sub(dispatched)) {
+            self.catalog.borrow_mut().timed_out(method);
+            reply = self.late_reply();
+        }
         if reply.streamed {
             self.streams(method);
         }
@@ -272,16 +276,17 @@ impl Worker {
     }
 
     /// Envoy reports a timeout as UNAVAILABLE; only the clock tells.
-    fn in_time(&self, reply: Reply, took: Nanos) -> Reply {
-        let limit = self.settings.backend_timeout;
-        if reply.code != Code::UNAVAILABLE || took < nanos(limit.saturating_sub(TIMER_SLACK)) {
-            return reply;
-        }
-        let limit = collapser_engine::duration::format(limit);
-        Reply::failure(
-            Code::DEADLINE_EXCEEDED,
-            &format!("collapser: no answer within {limit} (backend_timeout)"),
-        )
+    fn is_late(&self, reply: &Reply, took: Nanos) -> bool {
+        let limit = self.settings.backend_timeout.saturating_sub(TIMER_SLACK);
+        reply.code == Code::UNAVAILABLE && took >= nanos(limit)
+    }
+
+    fn late_reply(&self) -> Reply {
+        let limit = collapser_engine::duration::format(self.settings.backend_timeout);
+        let message = format!(
+            "collapser: no answer within {limit} (backend_timeout); if the method streams, exclude it (methods)"
+        );
+        Reply::failure(Code::DEADLINE_EXCEEDED, &message)
     }
 
     /// A reply for which Envoy has no buffer would not only fail: it would take the process down.
@@ -333,6 +338,9 @@ impl Worker {
 
     /// Answers up to `max` waiters and sees to it that the next batch follows.
     fn fan_out(&self, max: usize) {
+        if max == 0 {
+            return self.follow_up();
+        }
         let mut calls = self.calls.take();
         self.table.borrow_mut().next_calls(max, &mut calls);
         if !calls.is_empty() {
@@ -343,6 +351,11 @@ impl Worker {
             self.budget.set(self.budget.get().saturating_sub(calls.len()));
         }
         self.calls.replace(calls);
+        self.follow_up();
+    }
+
+    /// Sees to it that those who are still to be called will be.
+    fn follow_up(&self) {
         if !self.table.borrow().has_calls() {
             return;
         }

@@ -24,6 +24,8 @@ struct Known {
     allowed: bool,
     unary: bool,
     streams: bool,
+    /// Whether the next call is to tell if the method streams.
+    suspect: bool,
 }
 
 /// What to do with a call of a method.
@@ -35,6 +37,8 @@ pub enum Method {
     Excluded,
     /// It has shown itself to stream.
     Streams,
+    /// It may stream: this one call passes, and its reply tells.
+    Probe(MethodId),
 }
 
 /// The methods that one worker has seen.
@@ -54,9 +58,13 @@ impl Catalog {
     /// Judges a call by its path.
     pub fn judge(&mut self, path: &[u8]) -> Method {
         let Some(id) = self.by_path.get(path).copied() else { return self.add(path) };
-        match self.known.get(id.0 as usize) {
+        match self.known.get_mut(id.0 as usize) {
             Some(Known { allowed: false, .. }) => Method::Excluded,
             Some(Known { streams: true, .. }) => Method::Streams,
+            Some(known) if known.suspect => {
+                known.suspect = false;
+                Method::Probe(id)
+            }
             _ => Method::Collapsible(Some(id)),
         }
     }
@@ -72,6 +80,15 @@ impl Catalog {
     pub fn stayed_open(&mut self, id: Option<MethodId>) {
         if let Some(known) = self.get_mut(id) {
             known.unary = false;
+        }
+    }
+
+    /// A flight has met its deadline. Either the backend is slow, or it streams its reply without an end in sight, of
+    /// which Envoy shows nothing. One call passes to find out; the others go on collapsing, since a slow backend
+    /// needs that most.
+    pub fn timed_out(&mut self, id: Option<MethodId>) {
+        if let Some(known) = self.get_mut(id) {
+            known.suspect = true;
         }
     }
 
@@ -96,7 +113,13 @@ impl Catalog {
         if self.known.len() < MOST {
             let new = MethodId(self.known.len() as u32);
             let path: Rc<[u8]> = path.into();
-            self.known.push(Known { path: Rc::clone(&path), allowed, unary: false, streams: false });
+            self.known.push(Known {
+                path: Rc::clone(&path),
+                allowed,
+                unary: false,
+                streams: false,
+                suspect: false,
+            });
             self.by_path.insert(path, new);
             id = Some(new);
         }
@@ -148,6 +171,18 @@ mod tests {
         assert!(catalog.streams(method));
         assert!(!catalog.streams(method), "no news any more");
         catalog.came_whole(method);
+        assert_eq!(catalog.judge(b"/a.B/C"), Method::Streams);
+    }
+
+    #[test]
+    fn after_a_timeout_one_call_is_a_probe() {
+        let mut catalog = Catalog::default();
+        let method = id(&mut catalog, "/a.B/C");
+        catalog.timed_out(method);
+        assert_eq!(catalog.judge(b"/a.B/C"), Method::Probe(method.unwrap()));
+        assert_eq!(catalog.judge(b"/a.B/C"), Method::Collapsible(method));
+        catalog.timed_out(method);
+        catalog.streams(method);
         assert_eq!(catalog.judge(b"/a.B/C"), Method::Streams);
     }
 

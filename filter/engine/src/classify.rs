@@ -14,6 +14,8 @@ pub enum Bypass {
     Asked,
     /// More than one message, an open stream, or a method that has shown itself to stream.
     Streaming,
+    /// The method's last flight met its deadline; one call passes to tell whether it streams.
+    Probe,
     /// The body is larger than `max_request_bytes`.
     TooLarge,
     /// Not a request that the filter could repeat faithfully: no message, a truncated one, request
@@ -23,8 +25,15 @@ pub enum Bypass {
 
 impl Bypass {
     /// All reasons, in the order of their [`Self::index`].
-    pub const ALL: [Self; 6] =
-        [Self::NotGrpc, Self::Method, Self::Asked, Self::Streaming, Self::TooLarge, Self::Malformed];
+    pub const ALL: [Self; 7] = [
+        Self::NotGrpc,
+        Self::Method,
+        Self::Asked,
+        Self::Streaming,
+        Self::Probe,
+        Self::TooLarge,
+        Self::Malformed,
+    ];
 
     /// The label.
     pub fn name(self) -> &'static str {
@@ -33,6 +42,7 @@ impl Bypass {
             Self::Method => "method",
             Self::Asked => "asked",
             Self::Streaming => "streaming",
+            Self::Probe => "probe",
             Self::TooLarge => "too_large",
             Self::Malformed => "malformed",
         }

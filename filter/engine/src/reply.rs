@@ -142,7 +142,10 @@ impl Reply {
 fn unusable(headers: Pairs<'_>) -> Option<Reply> {
     let status = headers.first(b":status").and_then(|v| std::str::from_utf8(v).ok()?.parse::<u32>().ok());
     let Some(status) = status else {
-        return Some(Reply::failure(Code::UNAVAILABLE, "collapser: the upstream call was aborted"));
+        return Some(Reply::failure(
+            Code::UNAVAILABLE,
+            "collapser: the upstream call was aborted: its connection broke, or its reply is larger than Envoy takes (32 MiB)",
+        ));
     };
     let content_type = headers.first(b"content-type").unwrap_or_default();
     let is_grpc = grpc::is_grpc_content_type(content_type);

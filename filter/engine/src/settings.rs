@@ -34,7 +34,8 @@ pub struct Settings {
     pub max_request_bytes: usize,
     /// Larger replies are delivered but not cached; up to 1 GiB.
     pub max_response_bytes: usize,
-    /// Larger replies are refused, since Envoy has no room for them; 64 KiB to 1 GiB.
+    /// Larger replies are refused, since Envoy has no room for them; 64 KiB to 1 GiB. The default is that of Envoy's
+    /// smallest buffer, `per_connection_buffer_limit_bytes`.
     pub max_replay_bytes: usize,
     /// Bytes of replies that may be on their way to callers at a time in one worker; 64 KiB to 3 GiB.
     pub max_fanout_bytes: usize,
@@ -198,7 +199,7 @@ impl Settings {
             methods: Methods::default(),
             max_request_bytes: 256 << 10,
             max_response_bytes: 4 << 20,
-            max_replay_bytes: 32 << 20,
+            max_replay_bytes: 1 << 20,
             max_fanout_bytes: 64 << 20,
             max_waiters: 100_000,
             stream_grace: Duration::from_millis(20),

@@ -12,7 +12,7 @@ use collapser_loadgen::backend::{Backend, BackendHandle, BackendOptions};
 use collapser_loadgen::load::{self, LoadOptions};
 use collapser_loadgen::progress::Display;
 use collapser_loadgen::report::grouped;
-use collapser_loadgen::sidecar::{Metrics, Sidecar, SidecarOptions};
+use collapser_loadgen::sidecar::{Metrics, Sidecar, SidecarOptions, check_settings};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Metrics lag by at most 100 ms behind what happened.
@@ -81,6 +81,7 @@ struct Pair {
 
 impl Ports {
     async fn start(&self) -> anyhow::Result<Pair> {
+        check_settings(&self.root.join("envoy/envoy.yaml"))?;
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let options = BackendOptions {
             grpc_addr: loopback(self.backend_port),
@@ -88,12 +89,15 @@ impl Ports {
             latency: self.latency,
             ..BackendOptions::default()
         };
-        let backend = Backend::start(options).await.context("the demo backend")?;
+        let backend = Backend::start(options)
+            .await
+            .context("the demo backend (other ports: BACKEND_PORT, BACKEND_HTTP_PORT)")?;
         let mut options = SidecarOptions::shipped(&self.root, backend.grpc_addr());
         options.config.listen = loopback(self.grpc_port);
         options.config.metrics = loopback(self.metrics_port);
         options.env = std::env::vars().filter(|(name, _)| is_setting(name)).collect();
-        let sidecar = Sidecar::start(options).await?;
+        let sidecar =
+            Sidecar::start(options).await.context("the sidecar (other ports: GRPC_PORT, METRICS_PORT)")?;
         Ok(Pair { backend, sidecar })
     }
 }

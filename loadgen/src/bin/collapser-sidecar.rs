@@ -4,16 +4,16 @@
 //! Envoy itself exits at once on SIGTERM, with all calls in flight. This process fails readiness first, waits until
 //! callers have noticed, lets calls end, and then stops Envoy.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use clap::{Parser, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use collapser_loadgen::args::parse_duration;
 use collapser_loadgen::http_ask::ask;
-use collapser_loadgen::sidecar::{BackendTls, ConfigOptions, Identity, ListenerTls, Metrics};
+use collapser_loadgen::sidecar::{BackendTls, ConfigOptions, Identity, ListenerTls, Metrics, check_settings};
 use http::{Method, Uri};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -43,7 +43,7 @@ struct Args {
     /// The backend, as host:port.
     #[arg(long, env = "BACKEND_ADDRESS", value_parser = parse_address)]
     backend_address: (String, u16),
-    /// Speak TLS to the backend.
+    /// Speak TLS to the backend. The other BACKEND_TLS_* variables need it.
     #[arg(long, env = "BACKEND_USE_TLS", default_value_t = false, action = clap::ArgAction::Set)]
     backend_use_tls: bool,
     /// PEM file of the authorities to trust; the system's by default.
@@ -173,6 +173,8 @@ impl Args {
             .args(["--concurrency", &self.concurrency.to_string()])
             // While draining, connections are told to go away over this time.
             .args(["--drain-time-s", &self.drain_timeout.as_secs().max(1).to_string()])
+            // Envoy exits at once on a signal; one to the whole group must reach only this process.
+            .process_group(0)
             .kill_on_drop(true);
         if matches!(self.log_format, LogFormat::Json) {
             // Envoy escapes %j for JSON.
@@ -187,9 +189,41 @@ fn identity(certificate: &Option<PathBuf>, key: &Option<PathBuf>) -> Option<Iden
     Some(Identity { certificate: certificate.clone()?, key: key.clone()? })
 }
 
+/// The arguments. A variable that is set to nothing counts as not set, as templates of pods often leave it.
+fn arguments() -> Args {
+    let is_empty = |arg: &clap::Arg| {
+        arg.get_env().is_some_and(|name| std::env::var_os(name).is_some_and(|v| v.is_empty()))
+    };
+    let command = <Args as CommandFactory>::command()
+        .mut_args(|arg| if is_empty(&arg) { arg.env(None::<&str>) } else { arg });
+    match Args::from_arg_matches(&command.get_matches()) {
+        Ok(args) => args,
+        Err(error) => error.exit(),
+    }
+}
+
+/// What is wrong with the environment and that clap cannot see.
+fn check(args: &Args) -> anyhow::Result<()> {
+    let has_tls = args.backend_tls_ca_file.is_some()
+        || args.backend_tls_cert_file.is_some()
+        || args.backend_tls_sni.is_some();
+    if has_tls && !args.backend_use_tls {
+        bail!("BACKEND_TLS_CA_FILE, _CERT_FILE, _KEY_FILE and _SNI need BACKEND_USE_TLS=true");
+    }
+    check_settings(&args.config().template)?;
+    for (variable, port) in
+        [("GRPC_PORT", args.grpc_port), ("METRICS_PORT", args.metrics_port), ("ADMIN_PORT", args.admin_port)]
+    {
+        let host = if port == args.admin_port { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        TcpListener::bind((host, port))
+            .with_context(|| format!("cannot listen on port {port}; choose another with {variable}"))?;
+    }
+    Ok(())
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    match run(Args::parse()).await {
+    match run(arguments()).await {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(status) => {
             eprintln!("error: Envoy ended with {status}");
@@ -203,6 +237,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> anyhow::Result<ExitStatus> {
+    check(&args)?;
     let config = args.config().render()?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -215,7 +250,7 @@ async fn run(args: Args) -> anyhow::Result<ExitStatus> {
     }
     tokio::select! {
         // Envoy may end by itself at any time, and a second signal ends the patience.
-        status = envoy.wait() => return Ok(status?),
+        status = envoy.wait() => bail!("Envoy ended before the drain was over ({})", status?),
         drained = drain(&args) => drained?,
         _ = terminate.recv() => eprintln!("second signal: stopping at once"),
         _ = interrupt.recv() => eprintln!("second signal: stopping at once"),
@@ -270,7 +305,6 @@ async fn post(admin: &Uri, path: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn flags_are_consistent() {

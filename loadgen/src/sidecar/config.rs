@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use collapser_engine::settings::Settings;
 use serde_json::{Map, Value, json};
 
 /// What is changed in the shipped configuration.
@@ -29,7 +30,7 @@ pub struct ConfigOptions {
     pub backend_tls: Option<BackendTls>,
     /// TLS towards callers.
     pub tls: Option<ListenerTls>,
-    /// The filter's settings, besides `cluster`.
+    /// The filter's settings that differ from those in the file.
     pub settings: Value,
     /// How long a request may wait in the filter; longer than `backend_timeout`. `None` leaves what is there.
     pub hold_timeout: Option<Duration>,
@@ -70,6 +71,7 @@ pub struct ListenerTls {
 pub const FILTER: &str =
     "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config";
 
+const SETTINGS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config/configuration/value";
 const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 const BACKEND: &str = "/static_resources/clusters/0";
 const ENDPOINT: &str = "load_assignment/endpoints/0/lb_endpoints/0/endpoint/address";
@@ -106,24 +108,29 @@ impl ConfigOptions {
         for (pointer, value) in self.changes()? {
             set(&mut config, &pointer, value).with_context(|| format!("{path} has no {pointer}"))?;
         }
+        let settings = self.settings(&config).with_context(|| format!("{path} has no settings as JSON"))?;
+        set(&mut config, SETTINGS, json!(settings)).with_context(|| format!("{path} has no {SETTINGS}"))?;
         (self.edit)(&mut config);
         Ok(config.to_string())
+    }
+
+    /// The filter's settings as the file has them, with the changes.
+    fn settings(&self, config: &Value) -> Option<String> {
+        let mut settings: Value = serde_json::from_str(config.pointer(SETTINGS)?.as_str()?).ok()?;
+        let changes = self.settings.as_object().cloned().unwrap_or_default();
+        settings.as_object_mut()?.extend(changes);
+        Some(settings.to_string())
     }
 
     fn changes(&self) -> anyhow::Result<Vec<(String, Value)>> {
         let module = fs::canonicalize(&self.module)
             .with_context(|| format!("cannot find the Wasm module {}", self.module.display()))?;
-        let mut settings = json!({"cluster": "backend"});
-        if let (Some(settings), Some(more)) = (settings.as_object_mut(), self.settings.as_object()) {
-            settings.extend(more.clone());
-        }
         let mut changes = vec![
             ("/admin/address".to_owned(), address(self.admin)),
             ("/static_resources/listeners/0/address".to_owned(), address(self.listen)),
             ("/static_resources/listeners/1/address".to_owned(), address(self.metrics)),
             (format!("{BACKEND}/{ENDPOINT}"), host_and_port(&self.backend_host, self.backend_port)),
             (format!("/static_resources/clusters/1/{ENDPOINT}"), address(self.admin)),
-            (format!("{FILTER}/configuration/value"), json!(settings.to_string())),
             (format!("{FILTER}/vm_config/code/local/filename"), json!(module)),
         ];
         if let Some(limit) = self.hold_timeout {
@@ -142,6 +149,37 @@ impl ConfigOptions {
         Ok(changes)
     }
 }
+
+/// Checks the settings in this process's environment as the filter will, so that a wrong one is known before Envoy
+/// starts, and one whose name is misspelt is not overlooked.
+///
+/// # Errors
+/// Every fault, a line each.
+pub fn check_settings(template: &Path) -> anyhow::Result<()> {
+    let known: Vec<_> = Settings::environment().chain(LAUNCH_VARIABLES).collect();
+    // Kubernetes puts variables of its own, such as COLLAPSER_SERVICE_HOST, where a Service is named so.
+    let is_kubernetes = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT");
+    let unknown = |name: &String| {
+        name.starts_with("COLLAPSER_") && !is_kubernetes(name) && !known.contains(&name.as_str())
+    };
+    let mut faults: Vec<_> = std::env::vars()
+        .map(|(name, _)| name)
+        .filter(unknown)
+        .map(|name| format!("{name}: there is no such setting; allowed: {}", known.join(", ")))
+        .collect();
+    let path = template.display();
+    let text = fs::read_to_string(template).with_context(|| format!("cannot read {path}"))?;
+    let config: Value = serde_saphyr::from_str(&text).with_context(|| format!("{path} is no YAML"))?;
+    let json = config.pointer(SETTINGS).and_then(Value::as_str).unwrap_or_default();
+    if let Err(more) = Settings::load(json.as_bytes(), |name| std::env::var(name).ok()) {
+        faults.extend(more);
+    }
+    anyhow::ensure!(faults.is_empty(), "wrong settings:\n  {}", faults.join("\n  "));
+    Ok(())
+}
+
+/// Variables of the launcher that begin like settings.
+const LAUNCH_VARIABLES: [&str; 3] = ["COLLAPSER_CONFIG", "COLLAPSER_MODULE", "COLLAPSER_PYTHON"];
 
 impl Identity {
     fn value(&self) -> Value {
@@ -242,7 +280,8 @@ mod tests {
         assert_eq!(at(&format!("{MANAGER}/stream_idle_timeout")), "1.500s");
         let settings: Value =
             serde_json::from_str(at(&format!("{FILTER}/configuration/value")).as_str().unwrap()).unwrap();
-        assert_eq!(settings, json!({"cluster": "backend", "cache_duration": "1s"}));
+        let expected = json!({"cluster": "backend", "max_replay_bytes": "32MiB", "cache_duration": "1s"});
+        assert_eq!(settings, expected);
     }
 
     #[test]

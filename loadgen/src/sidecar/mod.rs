@@ -18,7 +18,7 @@ use crate::http_ask::ask;
 mod config;
 mod metrics;
 
-pub use config::{BackendTls, ConfigOptions, FILTER, Identity, ListenerTls};
+pub use config::{BackendTls, ConfigOptions, FILTER, Identity, ListenerTls, check_settings};
 pub use metrics::Metrics;
 
 /// How long Envoy may take to start.
