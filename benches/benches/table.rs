@@ -1,7 +1,7 @@
 //! What the table costs on each path: hit, join, lead and land, fan-out, hang-up.
 
 use collapser_benches::{key, reply};
-use collapser_engine::flights::{FlightId, Ticket};
+use collapser_engine::flights::{Collected, FlightId, Portion, Ticket};
 use collapser_engine::settings::Settings;
 use collapser_engine::table::{Outcome, Table};
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
@@ -34,10 +34,16 @@ fn land(table: &mut Table, flight: FlightId) {
     table.land(flight, reply(10), 1);
 }
 
+const BATCH: Portion = Portion { calls: 32, bytes: usize::MAX };
+
+fn pass_on(table: &mut Table, collected: &Collected) {
+    table.passed_on(collected.reply.body.len(), collected.charged);
+}
+
 /// A called waiter takes its reply, and Envoy passes it on.
 fn answer(table: &mut Table, ticket: Ticket) {
-    if let Some(reply) = table.collect(ticket) {
-        table.passed_on(reply.body.len());
+    if let Some(collected) = table.collect(ticket) {
+        pass_on(table, &collected);
     }
 }
 
@@ -53,8 +59,8 @@ fn hit(c: &mut Criterion) {
         group.bench_function(BenchmarkId::from_parameter(entries), |b| {
             b.iter(|| {
                 n = (n + 7_919) % entries;
-                let Outcome::Hit(reply) = table.arrive(key(n), 1, 2) else { panic!("no hit") };
-                table.passed_on(black_box(reply).body.len());
+                let Outcome::Hit(hit) = table.arrive(key(n), 1, 2) else { panic!("no hit") };
+                pass_on(&mut table, black_box(&hit));
             });
         });
     }
@@ -82,7 +88,7 @@ fn lead_and_land(c: &mut Criterion) {
                 n += 1;
                 let seat = ticket(table.arrive(key(n), 1, 0));
                 table.land(seat.flight, reply, 1);
-                table.next_calls(32, &mut calls);
+                table.next_calls(BATCH, 1, &mut calls);
                 answer(&mut table, seat);
             },
             BatchSize::SmallInput,
@@ -103,7 +109,7 @@ fn fan_out(c: &mut Criterion) {
                 |mut table| {
                     let mut calls = Vec::new();
                     while table.has_calls() {
-                        table.next_calls(32, &mut calls);
+                        table.next_calls(BATCH, 1, &mut calls);
                         calls.iter().for_each(|call| answer(&mut table, call.ticket));
                     }
                     table

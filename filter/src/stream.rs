@@ -2,6 +2,7 @@
 
 use crate::host;
 use crate::worker::{Request, Worker};
+use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Method, MethodId};
 use collapser_engine::classify::{self, Bypass};
 use collapser_engine::flights::Ticket;
@@ -98,14 +99,14 @@ pub struct Stream {
     id: Waiter,
     worker: Rc<Worker>,
     state: State,
-    /// Bytes of the reply that Envoy holds for this stream, see [`Worker::passed_on`].
-    charged: usize,
+    /// Bytes of the reply that Envoy holds for this stream, and when they were charged, see [`Worker::passed_on`].
+    held: (usize, Charged),
 }
 
 impl Stream {
     /// A request that has just begun.
     pub fn new(id: Waiter, worker: Rc<Worker>) -> Self {
-        Self { id, worker, state: State::Passing, charged: 0 }
+        Self { id, worker, state: State::Passing, held: Default::default() }
     }
 
     fn pass(&mut self, reason: Bypass) -> Action {
@@ -180,7 +181,10 @@ impl Stream {
         let now = if held.begun { self.worker.now() } else { held.opened };
         let request = Request { headers: held.headers, body, method: held.method };
         match self.worker.arrive(key, self.id, now, request) {
-            Outcome::Hit(reply) => self.answer(reply),
+            Outcome::Hit(hit) => {
+                self.held = (hit.reply.body.len(), hit.charged);
+                self.answer(hit.reply);
+            }
             Outcome::Full => self.answer(Rc::clone(&self.worker.full)),
             Outcome::Queued(ticket) | Outcome::Joined(ticket) | Outcome::Leads(ticket) => {
                 self.state = State::Waiting(ticket)
@@ -191,7 +195,6 @@ impl Stream {
 
     fn answer(&mut self, reply: Rc<Reply>) {
         let shape = reply.shape;
-        self.charged = reply.body.len();
         self.state = State::Replaying(reply);
         // Refused only if the stream has been answered already; then it needs none from here.
         let _ = self.worker.send(shape);
@@ -215,7 +218,8 @@ impl Context for Stream {
             State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
             _ => (),
         }
-        self.worker.passed_on(self.charged);
+        let (bytes, charged) = self.held;
+        self.worker.passed_on(bytes, charged);
         true
     }
 }
@@ -277,9 +281,9 @@ impl HttpContext for Stream {
         match std::mem::replace(&mut self.state, State::Passing) {
             State::Replaying(reply) => self.replay_headers(reply, end_of_stream),
             State::Waiting(ticket) => match self.worker.collect(ticket) {
-                Some(reply) => {
-                    self.charged = reply.body.len();
-                    self.replay_headers(reply, end_of_stream)
+                Some(collected) => {
+                    self.held = (collected.reply.body.len(), collected.charged);
+                    self.replay_headers(collected.reply, end_of_stream)
                 }
                 // Somebody else answers: Envoy itself, at a deadline for one.
                 None => {

@@ -3,9 +3,10 @@
 use crate::host;
 use crate::metrics::{Levels, Metrics};
 use crate::stream::mark_as_passing;
+use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Catalog, Method, MethodId};
 use collapser_engine::classify::Bypass;
-use collapser_engine::flights::{Call, FlightId, Ticket};
+use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
 use collapser_engine::grace::{Grace, Place, Until};
 use collapser_engine::grpc::Code;
 use collapser_engine::key::Key;
@@ -23,11 +24,11 @@ use std::time::Duration;
 
 /// Replies sent in one callback. Each is sent when the callback returns, re-enters the VM, and on its way
 /// out sends the next one deeper in the stack; about 300 overflow it (measured).
-const BATCH: usize = 32;
+const BATCH: Portion = Portion { calls: 32, bytes: SLICE.bytes };
 
 /// Replies sent between two ticks. All of them may pile up as frames before Envoy writes to a
 /// socket, and nothing else is served meanwhile (some 10 ms); then other connections have their turn.
-const SLICE: usize = 256;
+const SLICE: Portion = Portion { calls: 256, bytes: 4 << 20 };
 
 /// Between two slices of a fan-out: the shortest tick there is.
 const PACE: Duration = Duration::from_millis(1);
@@ -81,8 +82,8 @@ pub struct Worker {
     grace: RefCell<Grace>,
     departures: RefCell<Vec<Departure>>,
     airborne: RefCell<HashMap<u32, Airborne>>,
-    /// Replies that may still be sent before the next tick.
-    budget: Cell<usize>,
+    /// What may still be sent before the next tick.
+    slice: Cell<Portion>,
     /// Kept between batches, so that a batch allocates nothing.
     calls: RefCell<Vec<Call>>,
     marker: Box<[u8]>,
@@ -114,7 +115,7 @@ impl Worker {
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
             departures: RefCell::default(),
             airborne: RefCell::default(),
-            budget: Cell::new(SLICE),
+            slice: Cell::new(SLICE),
             calls: RefCell::default(),
             marker: pairs::block(&[(MARKER, "1")]),
             grpc_timeout: outbound::grpc_timeout(settings.backend_timeout),
@@ -186,13 +187,13 @@ impl Worker {
     }
 
     /// A called waiter takes its reply.
-    pub fn collect(&self, ticket: Ticket) -> Option<Rc<Reply>> {
+    pub fn collect(&self, ticket: Ticket) -> Option<Collected> {
         self.table.borrow_mut().collect(ticket)
     }
 
     /// Envoy has passed on a reply of so many bytes to its caller, or given it up.
-    pub fn passed_on(&self, bytes: usize) {
-        if bytes > 0 && self.table.borrow_mut().passed_on(bytes) {
+    pub fn passed_on(&self, bytes: usize, charged: Charged) {
+        if bytes > 0 && self.table.borrow_mut().passed_on(bytes, charged) {
             self.wake();
         }
     }
@@ -232,7 +233,8 @@ impl Worker {
         host::drain(self.queue);
         self.woken.set(false);
         self.depart();
-        self.fan_out(BATCH.min(self.budget.get()));
+        let Portion { calls, bytes } = self.slice.get();
+        self.fan_out(Portion { calls: if bytes == 0 { 0 } else { calls.min(BATCH.calls) }, bytes });
     }
 
     /// Time has passed.
@@ -240,7 +242,8 @@ impl Worker {
         let now = self.now();
         self.postpone_if_late(now);
         self.depart();
-        self.budget.set(SLICE);
+        self.table.borrow_mut().lapse(now);
+        self.slice.set(SLICE);
         self.fan_out(BATCH);
         self.release_due(now);
         if now >= self.next_sweep.get() {
@@ -266,7 +269,7 @@ impl Worker {
             self.streams(method);
         }
         self.land(flight, reply, now);
-        // At least one batch, whatever is left of the budget: a flight with few waiters does not wait.
+        // At least one batch, whatever is left of the slice: a flight with few waiters does not wait.
         self.fan_out(BATCH);
     }
 
@@ -336,22 +339,29 @@ impl Worker {
         Ok(())
     }
 
-    /// Answers up to `max` waiters and sees to it that the next batch follows.
-    fn fan_out(&self, max: usize) {
-        if max == 0 {
+    /// Answers a portion of the waiters and sees to it that the next batch follows.
+    fn fan_out(&self, portion: Portion) {
+        if portion.calls == 0 || !self.table.borrow().has_calls() {
             return self.follow_up();
         }
-        let mut calls = self.calls.take();
-        self.table.borrow_mut().next_calls(max, &mut calls);
+        let (now, mut calls) = (self.now(), self.calls.take());
+        self.table.borrow_mut().next_calls(portion, now, &mut calls);
         if !calls.is_empty() {
-            let now = self.now();
             calls.iter().for_each(|call| self.answer(call, now));
             // Whatever follows in this callback is the root's again. The root itself is always there.
             let _ = host::set_effective_context(self.root);
-            self.budget.set(self.budget.get().saturating_sub(calls.len()));
+            self.use_up(&calls);
         }
         self.calls.replace(calls);
         self.follow_up();
+    }
+
+    /// Takes what was sent off the slice.
+    fn use_up(&self, calls: &[Call]) {
+        let Portion { calls: left, bytes } = self.slice.get();
+        let sent = calls.iter().fold(0_usize, |sum, call| sum.saturating_add(call.bytes));
+        self.slice
+            .set(Portion { calls: left.saturating_sub(calls.len()), bytes: bytes.saturating_sub(sent) });
     }
 
     /// Sees to it that those who are still to be called will be.
@@ -359,7 +369,8 @@ impl Worker {
         if !self.table.borrow().has_calls() {
             return;
         }
-        if self.budget.get() > 0 {
+        let Portion { calls, bytes } = self.slice.get();
+        if calls > 0 && bytes > 0 {
             self.wake();
         } else {
             self.tick_soon();

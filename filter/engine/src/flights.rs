@@ -5,7 +5,7 @@
 //! by the next to join. Once a flight has landed, nobody joins any more and its waiters are called
 //! in batches, flights taking turns, so that one with many waiters does not hold up the rest.
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Charged};
 use crate::cache::Seed;
 use crate::key::Key;
 use crate::reply::{Reply, Shape};
@@ -49,6 +49,26 @@ pub struct Call {
     pub leader: bool,
     /// The shape of the reply that it will collect.
     pub shape: Shape,
+    /// The bytes of that reply's body.
+    pub bytes: usize,
+}
+
+/// How much a batch may be: so many calls, and so many bytes of replies. One call is made however large its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portion {
+    /// Calls.
+    pub calls: usize,
+    /// Bytes of their replies' bodies.
+    pub bytes: usize,
+}
+
+/// A reply and what was charged for its copy.
+#[derive(Clone, Debug)]
+pub struct Collected {
+    /// The reply.
+    pub reply: Rc<Reply>,
+    /// When it was charged.
+    pub charged: Charged,
 }
 
 /// Occupied: `waiter` is not [`EMPTY`]. Vacant: `joined` holds the number of the next vacant seat.
@@ -57,6 +77,14 @@ struct Seat {
     waiter: Waiter,
     leader: bool,
     joined: Nanos,
+    /// Set when it is called.
+    charged: Charged,
+}
+
+impl Seat {
+    fn new(waiter: Waiter, leader: bool, joined: Nanos) -> Self {
+        Self { waiter, leader, joined, charged: Charged::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -118,7 +146,7 @@ impl Flights {
     /// Joins the flight for `key`, if one is in the air.
     pub fn join(&mut self, key: &Key, waiter: Waiter, now: Nanos) -> Option<Ticket> {
         let slot = self.find(key)?;
-        Some(self.sit(slot, Seat { waiter, leader: false, joined: now }))
+        Some(self.sit(slot, Seat::new(waiter, false, now)))
     }
 
     /// Starts a flight for `key`, which must not have one, with `waiter` as its leader.
@@ -129,7 +157,7 @@ impl Flights {
         flight.started = now;
         let (seed, slots) = (self.seed, &self.slots);
         self.by_key.insert_unique(seed.hash(&key), slot, |slot| hash_of(seed, slots, *slot));
-        self.sit(slot, Seat { waiter, leader: true, joined: now })
+        self.sit(slot, Seat::new(waiter, true, now))
     }
 
     /// Ends the flight with `reply`. Its key is free for a new flight at once; its waiters are then
@@ -155,24 +183,32 @@ impl Flights {
         let slot = self.vacate();
         self.slots[slot as usize].reply = Some(reply);
         self.landed.push_back(slot);
-        self.sit(slot, Seat { waiter, leader: false, joined: now })
+        self.sit(slot, Seat::new(waiter, false, now))
     }
 
-    /// Calls up to `max` waiters of landed flights into `calls` (cleared first), the flights taking
-    /// turns. Each is called once, and its copy of the reply charged to the `budget`. Returns whether
-    /// nobody was called because there is no room for any of those who wait.
-    pub fn next_calls(&mut self, max: usize, budget: &mut Budget, calls: &mut Vec<Call>) -> bool {
+    /// Calls a portion of the waiters of landed flights into `calls` (cleared first), the flights taking turns. Each is
+    /// called once, and its copy of the reply charged to the `budget`. Returns whether nobody was called
+    /// because there is no room for any of those who wait.
+    pub fn next_calls(
+        &mut self,
+        portion: Portion,
+        budget: &mut Budget,
+        now: Nanos,
+        calls: &mut Vec<Call>,
+    ) -> bool {
         calls.clear();
-        let mut passed_over = 0;
-        while calls.len() < max && passed_over < self.landed.len() {
+        let (mut passed_over, mut bytes) = (0, portion.bytes);
+        while calls.len() < portion.calls && passed_over < self.landed.len() {
             let Some(slot) = self.landed.pop_front() else { break };
             let Some(flight) = self.slots.get_mut(slot as usize) else { continue };
             // An equal share for every flight that waits for its turn, but never so small a one that
             // turning costs more than calling.
-            let share = ((max - calls.len()) / (self.landed.len() + 1)).max(4).min(max - calls.len());
+            let left = portion.calls - calls.len();
+            let share = (left / (self.landed.len() + 1)).max(4).min(left);
             let id = FlightId { slot, generation: flight.generation };
             let before = calls.len();
-            flight.call(id, share, budget, calls);
+            flight.call(id, Portion { calls: share, bytes }, budget, now, calls);
+            bytes = bytes.saturating_sub((calls.len() - before).saturating_mul(flight.reply_bytes()));
             if flight.called == flight.seats.len() {
                 self.drop_if_done(slot);
                 continue;
@@ -180,34 +216,35 @@ impl Flights {
             self.landed.push_back(slot);
             passed_over = if calls.len() == before { passed_over + 1 } else { 0 };
         }
-        max > 0 && calls.is_empty() && !self.landed.is_empty()
+        portion.calls > 0 && calls.is_empty() && !self.landed.is_empty()
     }
 
     /// Hands a called waiter its reply and gives up its seat; the charge for its copy is now the
     /// waiter's to give back. `None` if it has not been called, or the ticket was used before.
-    pub fn collect(&mut self, ticket: Ticket) -> Option<Rc<Reply>> {
-        let flight = self.flight(ticket)?;
-        let called = (ticket.seat as usize) < flight.called;
-        let reply = flight.reply.clone().filter(|_| called)?;
-        self.give_up(ticket).then_some(reply)
+    pub fn collect(&mut self, ticket: Ticket) -> Option<Collected> {
+        let charged = self.charged(ticket)?;
+        let reply = self.flight(ticket)?.reply.clone()?;
+        self.give_up(ticket).then_some(Collected { reply, charged })
     }
 
     /// Gives up a seat; what was charged for a waiter that has been called goes back to the `budget`. Returns
     /// whether the ticket was still good.
     pub fn leave(&mut self, ticket: Ticket, budget: &mut Budget) -> bool {
         let charged = self.charged(ticket);
+        let bytes = self.flight(ticket).map_or(0, |flight| flight.reply_bytes());
         let left = self.give_up(ticket);
-        if left {
-            budget.give_back(charged);
+        if left && let Some(charged) = charged {
+            budget.give_back(bytes, charged);
         }
         left
     }
 
-    fn charged(&mut self, ticket: Ticket) -> usize {
-        match self.flight(ticket) {
-            Some(flight) if (ticket.seat as usize) < flight.called => flight.reply_bytes(),
-            _ => 0,
-        }
+    /// When the copy of a waiter that has been called was charged.
+    fn charged(&mut self, ticket: Ticket) -> Option<Charged> {
+        let flight = self.flight(ticket)?;
+        let seat = flight.seats.get(ticket.seat as usize)?;
+        let is_called = (ticket.seat as usize) < flight.called && seat.waiter != EMPTY;
+        is_called.then_some(seat.charged)
     }
 
     fn give_up(&mut self, ticket: Ticket) -> bool {
@@ -217,7 +254,7 @@ impl Flights {
         if seat.waiter == EMPTY {
             return false;
         }
-        *seat = Seat { waiter: EMPTY, leader: false, joined: next };
+        *seat = Seat::new(EMPTY, false, next);
         flight.vacant = ticket.seat;
         flight.waiting -= 1;
         self.waiting -= 1;
@@ -292,19 +329,31 @@ impl Flight {
         self.reply.as_ref().map_or(0, |reply| reply.body.len())
     }
 
-    fn call(&mut self, flight: FlightId, max: usize, budget: &mut Budget, calls: &mut Vec<Call>) {
-        let bytes = self.reply_bytes();
+    fn call(
+        &mut self,
+        flight: FlightId,
+        portion: Portion,
+        budget: &mut Budget,
+        now: Nanos,
+        calls: &mut Vec<Call>,
+    ) {
         let Some(shape) = self.reply.as_ref().map(|reply| reply.shape) else { return };
-        let mut left = max;
+        let size = self.reply_bytes();
+        let (mut left, mut bytes) = (portion.calls, portion.bytes);
         while left > 0 {
-            let Some(&Seat { waiter, leader, joined }) = self.seats.get(self.called) else { return };
-            if waiter != EMPTY {
-                if !budget.take(bytes) {
+            let Some(seat) = self.seats.get_mut(self.called) else { return };
+            if seat.waiter != EMPTY {
+                // The first of a batch is called in any case.
+                if size > bytes && !calls.is_empty() {
                     return;
                 }
+                let Some(charged) = budget.take(size, now) else { return };
+                seat.charged = charged;
                 let ticket = Ticket { flight, seat: self.called as u32 };
-                calls.push(Call { waiter, ticket, joined, leader, shape });
+                let Seat { waiter, leader, joined, .. } = *seat;
+                calls.push(Call { waiter, ticket, joined, leader, shape, bytes: size });
                 left -= 1;
+                bytes = bytes.saturating_sub(size);
             }
             self.called += 1;
         }
@@ -331,6 +380,10 @@ mod tests {
     use crate::reply::tests::of_weight;
     use crate::testing::test;
 
+    fn calls_only(calls: usize) -> Portion {
+        Portion { calls, bytes: usize::MAX }
+    }
+
     fn unlimited() -> Budget {
         Budget::new(usize::MAX)
     }
@@ -338,7 +391,7 @@ mod tests {
     fn call_all(flights: &mut Flights, batch: usize) -> Vec<Call> {
         let (mut all, mut calls) = (Vec::new(), Vec::new());
         while flights.has_landed() {
-            flights.next_calls(batch, &mut unlimited(), &mut calls);
+            flights.next_calls(calls_only(batch), &mut unlimited(), 0, &mut calls);
             assert!(calls.len() <= batch);
             all.extend_from_slice(&calls);
         }
@@ -363,7 +416,7 @@ mod tests {
         assert_eq!(waiters, (1..=100).collect::<Vec<_>>());
         assert!(calls.iter().all(|call| call.leader == (call.waiter == 1)));
         for call in &calls {
-            assert!(Rc::ptr_eq(&flights.collect(call.ticket).unwrap(), &reply));
+            assert!(Rc::ptr_eq(&flights.collect(call.ticket).unwrap().reply, &reply));
             assert!(flights.collect(call.ticket).is_none());
             assert!(!flights.leave(call.ticket, &mut unlimited()));
         }
@@ -409,7 +462,7 @@ mod tests {
         let last = (2..=10).map(|w| flights.join(&numbered(1), w, 0).unwrap()).last().unwrap();
         flights.land(leader.flight, Rc::new(of_weight(0)));
         let mut calls = Vec::new();
-        flights.next_calls(4, &mut unlimited(), &mut calls);
+        flights.next_calls(calls_only(4), &mut unlimited(), 0, &mut calls);
         assert!(flights.leave(last, &mut unlimited()));
         assert_eq!(call_all(&mut flights, 4).len() + calls.len(), 9);
     }
@@ -425,7 +478,7 @@ mod tests {
         flights.land(large.flight, Rc::new(of_weight(0)));
         flights.land(small.flight, Rc::new(of_weight(0)));
         let mut calls = Vec::new();
-        flights.next_calls(32, &mut unlimited(), &mut calls);
+        flights.next_calls(calls_only(32), &mut unlimited(), 0, &mut calls);
         assert!(calls.iter().any(|call| call.waiter == 2_000));
     }
 
@@ -438,14 +491,29 @@ mod tests {
             flights.queue(Rc::clone(&reply), waiter, 0);
         }
         let small = flights.queue(Rc::new(of_weight(0)), 4, 0);
-        assert!(!flights.next_calls(32, &mut budget, &mut calls));
+        assert!(!flights.next_calls(calls_only(32), &mut budget, 0, &mut calls));
         assert_eq!(calls.iter().map(|call| call.waiter).collect::<Vec<_>>(), [1, 2, 4]);
         let first = calls[0].ticket;
-        assert!(flights.next_calls(32, &mut budget, &mut calls), "no room");
-        assert!(!flights.next_calls(0, &mut budget, &mut calls), "nobody was to be called");
+        assert!(flights.next_calls(calls_only(32), &mut budget, 0, &mut calls), "no room");
+        assert!(!flights.next_calls(calls_only(0), &mut budget, 0, &mut calls), "nobody was to be called");
         assert!(flights.collect(small).is_some());
         assert!(flights.leave(first, &mut budget), "one who was called and leaves gives back its share");
-        assert!(!flights.next_calls(32, &mut budget, &mut calls));
+        assert!(!flights.next_calls(calls_only(32), &mut budget, 0, &mut calls));
         assert_eq!(calls.len(), 1);
+    }
+
+    #[test]
+    fn a_batch_has_so_many_bytes_at_most_but_at_least_one_call() {
+        let (mut flights, mut calls) = (Flights::default(), Vec::new());
+        let reply = Rc::new(of_weight(95));
+        for waiter in 1..=3 {
+            flights.queue(Rc::clone(&reply), waiter, 0);
+        }
+        let mut sizes = Vec::new();
+        for bytes in [1, 250] {
+            flights.next_calls(Portion { calls: 32, bytes }, &mut unlimited(), 0, &mut calls);
+            sizes.push(calls.len());
+        }
+        assert_eq!(sizes, [1, 2]);
     }
 }

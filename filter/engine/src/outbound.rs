@@ -15,9 +15,11 @@ const DROPPED: [&[u8]; 8] = [
     b"x-envoy-expected-rq-timeout-ms",
 ];
 
-/// Headers by which a request steers Envoy's router (Envoy docs, "Router", HTTP headers consumed).
-/// One caller's timeout or retry policy must not become everybody's.
-const STEERING: [&[u8]; 6] = [
+/// Headers by which a request steers Envoy's router (Envoy docs, "Router", HTTP headers consumed), or
+/// that mean something between the filter and its configuration. One caller's timeout or retry policy must not
+/// become everybody's.
+const STEERING: [&[u8]; 7] = [
+    b"x-collapser-",
     b"x-envoy-hedge-",
     b"x-envoy-max-retries",
     b"x-envoy-retriable-",
@@ -73,6 +75,7 @@ mod tests {
             ("x", "2"),
             ("x-envoy-upstream-rq-timeout-ms", "1"),
             ("x-envoy-max-retries", "9"),
+            ("x-collapser-pass", "1"),
             ("x-envoy-external-address", "a"),
             ("content-length", "7"),
         ]);

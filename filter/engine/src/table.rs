@@ -1,8 +1,8 @@
 //! The table of one worker: cache and flights behind one decision.
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Charged};
 use crate::cache::{Cache, Inserted};
-use crate::flights::{Call, FlightId, Flights, Ticket};
+use crate::flights::{Call, Collected, FlightId, Flights, Portion, Ticket};
 use crate::grpc::Code;
 use crate::key::Key;
 use crate::reply::Reply;
@@ -14,7 +14,7 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub enum Outcome {
     /// Take this reply: it was cached.
-    Hit(Rc<Reply>),
+    Hit(Collected),
     /// Wait to be called: the reply is cached, but cannot be given at once.
     Queued(Ticket),
     /// Wait: a flight for the key is in the air.
@@ -68,9 +68,9 @@ impl Table {
         let cached = self.cache.get(&key, now).map(Rc::clone);
         if let Some(reply) = &cached
             && reply.can_answer_at_once()
-            && self.budget.take(reply.body.len())
+            && let Some(charged) = self.budget.take(reply.body.len(), now)
         {
-            return Outcome::Hit(Rc::clone(reply));
+            return Outcome::Hit(Collected { reply: Rc::clone(reply), charged });
         }
         if self.flights.waiting() >= self.max_waiters {
             return Outcome::Full;
@@ -107,8 +107,8 @@ impl Table {
     }
 
     /// See [`Flights::next_calls`].
-    pub fn next_calls(&mut self, max: usize, calls: &mut Vec<Call>) {
-        self.blocked = self.flights.next_calls(max, &mut self.budget, calls);
+    pub fn next_calls(&mut self, portion: Portion, now: Nanos, calls: &mut Vec<Call>) {
+        self.blocked = self.flights.next_calls(portion, &mut self.budget, now, calls);
     }
 
     /// Whether waiters remain that can be called now.
@@ -118,13 +118,13 @@ impl Table {
 
     /// Envoy has passed on a reply of so many body bytes, of a hit or one that was collected. Returns whether
     /// this made room for waiters that had none.
-    pub fn passed_on(&mut self, bytes: usize) -> bool {
-        self.budget.give_back(bytes);
+    pub fn passed_on(&mut self, bytes: usize, charged: Charged) -> bool {
+        self.budget.give_back(bytes, charged);
         std::mem::take(&mut self.blocked)
     }
 
     /// A called waiter takes its reply. See [`Flights::collect`].
-    pub fn collect(&mut self, ticket: Ticket) -> Option<Rc<Reply>> {
+    pub fn collect(&mut self, ticket: Ticket) -> Option<Collected> {
         self.flights.collect(ticket)
     }
 
@@ -137,6 +137,13 @@ impl Table {
     /// Drops expired replies; returns how many.
     pub fn sweep(&mut self, now: Nanos) -> usize {
         self.cache.sweep(now)
+    }
+
+    /// Time has passed: replies that callers do not take no longer keep others from being called.
+    pub fn lapse(&mut self, now: Nanos) {
+        if self.budget.lapse(now) {
+            self.blocked = false;
+        }
     }
 
     /// Requests that wait for a reply.
@@ -184,9 +191,13 @@ mod tests {
         }
     }
 
+    fn portion(calls: usize) -> Portion {
+        Portion { calls, bytes: usize::MAX }
+    }
+
     fn calls(table: &mut Table) -> Vec<Call> {
         let mut calls = Vec::new();
-        table.next_calls(usize::MAX, &mut calls);
+        table.next_calls(portion(usize::MAX), 0, &mut calls);
         calls
     }
 
@@ -285,8 +296,8 @@ mod tests {
         called: Vec<(Waiter, Ticket)>,
         answered: HashSet<Waiter>,
         gone: HashSet<Waiter>,
-        /// Copies of replies that Envoy holds.
-        copies: usize,
+        /// Copies of replies that Envoy holds. The clock of these tests stays within a second: no charge lapses.
+        copies: Vec<Charged>,
     }
 
     /// What all replies of the model weigh, and how many of them the budget has room for.
@@ -294,6 +305,12 @@ mod tests {
     const COPIES: usize = 3;
 
     impl Model {
+        fn keep(&mut self, collected: &Collected) {
+            if !collected.reply.body.is_empty() {
+                self.copies.push(collected.charged);
+            }
+        }
+
         fn unseat(&mut self, waiter: Waiter) {
             self.seated.retain(|(w, _)| *w != waiter);
             self.called.retain(|(w, _)| *w != waiter);
@@ -305,11 +322,11 @@ mod tests {
             Op::Arrive { key } => {
                 let fresh = model.fresh_until.get(&key).is_some_and(|until| *until > model.now);
                 match table.arrive(numbered(key), next, model.now) {
-                    Outcome::Hit(reply) => {
+                    Outcome::Hit(hit) => {
                         prop_assert!(fresh);
-                        prop_assert_eq!(reply.body.len(), BODY);
+                        prop_assert_eq!(hit.reply.body.len(), BODY);
                         model.answered.insert(next);
-                        model.copies += 1;
+                        model.copies.push(hit.charged);
                     }
                     Outcome::Queued(ticket) => {
                         prop_assert!(fresh);
@@ -346,7 +363,7 @@ mod tests {
             }
             Op::Call { max } => {
                 let mut calls = Vec::new();
-                table.next_calls(max, &mut calls);
+                table.next_calls(portion(max), model.now, &mut calls);
                 prop_assert!(calls.len() <= max);
                 for call in calls {
                     prop_assert!(
@@ -360,17 +377,16 @@ mod tests {
             }
             Op::Collect { nth } => {
                 let Some((waiter, ticket)) = pick(&model.called, nth) else { return Ok(()) };
-                let reply = table.collect(ticket);
-                prop_assert!(reply.is_some());
+                let Some(collected) = table.collect(ticket) else { panic!("nothing to collect") };
                 prop_assert!(model.answered.insert(waiter), "answered twice");
                 model.unseat(waiter);
-                model.copies += usize::from(reply.is_some_and(|reply| !reply.body.is_empty()));
+                model.keep(&collected);
             }
-            Op::PassedOn { nth } if model.copies > 0 && nth % 2 == 0 => {
-                table.passed_on(BODY);
-                model.copies -= 1;
+            Op::PassedOn { nth } => {
+                let Some(charged) = pick(&model.copies, nth) else { return Ok(()) };
+                table.passed_on(BODY, charged);
+                model.copies.swap_remove(nth % model.copies.len());
             }
-            Op::PassedOn { .. } => (),
             Op::Leave { nth } => {
                 let Some((waiter, ticket)) = pick(&model.seated, nth) else { return Ok(()) };
                 prop_assert!(table.leave(ticket));
@@ -386,8 +402,8 @@ mod tests {
         }
         prop_assert_eq!(table.waiting(), model.seated.len());
         prop_assert_eq!(table.in_air(), model.in_air.len());
-        prop_assert!(model.copies <= COPIES && table.budget.used() <= COPIES * BODY);
-        prop_assert!(table.budget.used() >= model.copies * BODY);
+        prop_assert!(model.copies.len() <= COPIES && table.budget.used() <= COPIES * BODY);
+        prop_assert!(table.budget.used() >= model.copies.len() * BODY);
         Ok(())
     }
 
@@ -397,16 +413,16 @@ mod tests {
             prop_assert!(table.land(flight, of_weight(1), model.now).is_some());
         }
         let mut batch = Vec::new();
-        while !model.called.is_empty() || model.copies > 0 || table.has_calls() {
-            table.next_calls(2, &mut batch);
+        while !model.called.is_empty() || !model.copies.is_empty() || table.has_calls() {
+            table.next_calls(portion(2), model.now, &mut batch);
             model.called.extend(batch.iter().map(|call| (call.waiter, call.ticket)));
             for (waiter, ticket) in std::mem::take(&mut model.called) {
-                let reply = table.collect(ticket);
+                let Some(collected) = table.collect(ticket) else { panic!("nothing to collect") };
                 prop_assert!(model.answered.insert(waiter));
-                model.copies += usize::from(reply.is_some_and(|reply| !reply.body.is_empty()));
+                model.keep(&collected);
             }
-            for _ in 0..std::mem::take(&mut model.copies) {
-                table.passed_on(BODY);
+            for charged in std::mem::take(&mut model.copies) {
+                table.passed_on(BODY, charged);
             }
         }
         prop_assert_eq!(table.waiting(), 0);
@@ -432,5 +448,24 @@ mod tests {
                 Ok(())
             })
             .unwrap();
+    }
+
+    #[test]
+    fn callers_who_read_nothing_do_not_hold_up_the_others_for_long() {
+        let mut table = table(|s| {
+            s.max_fanout_bytes = BODY;
+            s.cache_duration = Duration::from_secs(3_600);
+        });
+        let ticket = lead(&mut table, 1, 1, 0);
+        table.land(ticket.flight, of_weight(1), 0);
+        assert_eq!(calls(&mut table).len(), 1);
+        let Outcome::Queued(second) = table.arrive(numbered(1), 2, 0) else { panic!("there was room") };
+        assert!(calls(&mut table).is_empty() && !table.has_calls());
+        let later = crate::budget::LAPSE * 1_000_000_000;
+        table.lapse(later);
+        assert!(table.has_calls());
+        let mut calls = Vec::new();
+        table.next_calls(portion(32), later, &mut calls);
+        assert_eq!(calls.first().map(|call| call.ticket), Some(second));
     }
 }

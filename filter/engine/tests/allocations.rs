@@ -6,7 +6,7 @@
 #![cfg(not(target_arch = "wasm32"))]
 
 use collapser_engine::cache::Seed;
-use collapser_engine::flights::Ticket;
+use collapser_engine::flights::{Collected, Portion, Ticket};
 use collapser_engine::grace::{Grace, Until};
 use collapser_engine::key::Key;
 use collapser_engine::pairs::{self, Pairs};
@@ -70,13 +70,19 @@ fn ticket(outcome: Outcome) -> Ticket {
     }
 }
 
+const BATCH: Portion = Portion { calls: 32, bytes: usize::MAX };
+
+fn pass_on(table: &mut Table, collected: &Collected) {
+    table.passed_on(collected.reply.body.len(), collected.charged);
+}
+
 /// A table in which a flight has come and gone, so that its memory is there.
 fn warm_table() -> Table {
     let settings = Settings { cache_duration: Duration::from_secs(1), ..Settings::for_cluster("c") };
     let (mut table, mut calls) = (Table::new(&settings), Vec::new());
     let tickets: Vec<_> = (1..=100).map(|waiter| ticket(table.arrive(key_of(9), waiter, 0))).collect();
     table.land(tickets[0].flight, reply(), 0);
-    table.next_calls(100, &mut calls);
+    table.next_calls(Portion { calls: 100, bytes: usize::MAX }, 1, &mut calls);
     for ticket in tickets {
         table.collect(ticket);
     }
@@ -100,10 +106,10 @@ fn followers_and_hits_allocate_nothing() {
     table.land(leader.flight, reply(), 2);
     let fan_out = allocations(|| {
         while table.has_calls() {
-            table.next_calls(32, &mut calls);
+            table.next_calls(BATCH, 1, &mut calls);
             for call in &calls {
-                let reply = table.collect(call.ticket).unwrap();
-                table.passed_on(reply.body.len());
+                let collected = table.collect(call.ticket).unwrap();
+                pass_on(&mut table, &collected);
             }
         }
     });
@@ -111,8 +117,8 @@ fn followers_and_hits_allocate_nothing() {
 
     let hit = allocations(|| {
         for _ in 0..100 {
-            let Outcome::Hit(reply) = table.arrive(key_of(1), 7, 3) else { panic!("no hit") };
-            table.passed_on(reply.body.len());
+            let Outcome::Hit(hit) = table.arrive(key_of(1), 7, 3) else { panic!("no hit") };
+            pass_on(&mut table, &hit);
         }
     });
     assert_eq!(hit, 0, "hits");
@@ -153,7 +159,7 @@ fn a_leader_allocates_little() {
     let count = allocations(|| {
         let leader = ticket(table.arrive(key_of(2), 1, 0));
         table.land(leader.flight, recorded, 1);
-        table.next_calls(32, &mut calls);
+        table.next_calls(BATCH, 1, &mut calls);
         assert!(table.collect(leader).is_some());
     });
     assert!(count <= 4, "{count}");

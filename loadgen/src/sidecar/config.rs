@@ -140,7 +140,8 @@ impl ConfigOptions {
             ));
         }
         if let Some(tls) = &self.backend_tls {
-            changes.push((format!("{BACKEND}/transport_socket"), tls.socket(&self.backend_host)));
+            changes.push((format!("{BACKEND}/transport_socket"), tls.socket(&self.backend_host)?));
+            changes.extend(TLS_RUNTIME.map(|key| (format!("{RUNTIME}/{key}"), json!(false))));
         }
         if let Some(tls) = &self.tls {
             let pointer = "/static_resources/listeners/0/filter_chains/0/transport_socket";
@@ -188,15 +189,17 @@ impl Identity {
 }
 
 impl BackendTls {
-    /// Source: Envoy docs, `UpstreamTlsContext`. Envoy checks no name unless told which.
-    fn socket(&self, host: &str) -> Value {
+    /// Source: Envoy docs, `UpstreamTlsContext`. Envoy checks no name unless told which, and then wants its authorities
+    /// from a file.
+    fn socket(&self, host: &str) -> anyhow::Result<Value> {
         let name = self.sni.as_deref().unwrap_or(host);
         let kind = if name.parse::<IpAddr>().is_ok() { "IP_ADDRESS" } else { "DNS" };
         let mut validation = Map::new();
-        match &self.ca {
-            Some(ca) => validation.insert("trusted_ca".to_owned(), file(ca)),
-            None => validation.insert("system_root_certs".to_owned(), json!({})),
+        let ca = match &self.ca {
+            Some(ca) => ca,
+            None => system_authorities().context("the system has no file of TLS authorities; name one")?,
         };
+        validation.insert("trusted_ca".to_owned(), file(ca));
         validation.insert(
             "match_typed_subject_alt_names".to_owned(),
             json!([{"san_type": kind, "matcher": {"exact": name}}]),
@@ -209,8 +212,26 @@ impl BackendTls {
         if kind == "DNS" {
             context["sni"] = json!(name);
         }
-        transport_socket("UpstreamTlsContext", context)
+        Ok(transport_socket("UpstreamTlsContext", context))
     }
+}
+
+const RUNTIME: &str = "/layered_runtime/layers/0/static_layer";
+
+/// Turned off, these let callers see why TLS to the backend failed: a dispatched call has no access log to tell it. The
+/// second keeps a wrong certificate from looking like a reset (envoyproxy/envoy issue 45011). Envoys before
+/// 1.39 complain that they do not know them, and go on.
+const TLS_RUNTIME: [&str; 2] = [
+    "envoy.reloadable_features.hide_transport_failure_reason_in_response_body",
+    "envoy.reloadable_features.ssl_socket_report_connection_reset",
+];
+
+/// Where Debian and Alpine, Fedora, and OpenSUSE keep the authorities that the system trusts.
+const SYSTEM_AUTHORITIES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"];
+
+fn system_authorities() -> Option<&'static Path> {
+    SYSTEM_AUTHORITIES.into_iter().map(Path::new).find(|path| path.is_file())
 }
 
 impl ListenerTls {
@@ -286,11 +307,11 @@ mod tests {
 
     #[test]
     fn a_backend_is_verified_by_the_name_it_is_called_by() {
-        let tls = backend_tls(BackendTls::default());
+        let tls = backend_tls(BackendTls { ca: Some("/authorities.pem".into()), ..BackendTls::default() });
         assert_eq!(tls["sni"], "backend.example");
         let validation = &tls["common_tls_context"]["validation_context"];
         assert_eq!(validation["match_typed_subject_alt_names"][0]["matcher"]["exact"], "backend.example");
-        assert_eq!(validation["system_root_certs"], json!({}));
+        assert_eq!(validation["trusted_ca"]["filename"], "/authorities.pem");
     }
 
     #[test]

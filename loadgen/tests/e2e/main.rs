@@ -2,16 +2,23 @@
 //!
 //! `make test-e2e` runs them; `ENVOY=/path/to/envoy make test-e2e` with another Envoy.
 
+mod frames;
 mod raw;
 mod rig;
 
 mod bypass;
 mod collapse;
 mod deadlines;
+mod drain;
+mod exposure;
 mod failures;
 mod fidelity;
 mod grpcio;
 mod hangups;
 mod limits;
+mod reconfigure;
 mod settings;
 mod tenants;
+mod tls;
+mod upstreams;
+mod vm;
