@@ -111,6 +111,10 @@ test-e2e: wasm wasm-trap programs envoy python-tools ## The end-to-end tests, wi
 test-reliability: wasm programs envoy ## Hang-ups, floods, large fan-outs: one at a time, since each fills the machine
 	@cargo test --release --package collapser-loadgen --test reliability -- --test-threads 1 --nocapture
 
+.PHONY: soak
+soak: wasm programs envoy ## 60 s, 100 workers, one key: fails on an error, a ratio under 500:1 or growing memory
+	@RELIABILITY_SCALE=6 cargo test --release --package collapser-loadgen --test reliability -- --nocapture soak
+
 .PHONY: test-matrix
 test-matrix: $(ENVOY_VERSIONS:%=test-envoy-%) ## The end-to-end tests with every supported version of Envoy
 

@@ -153,6 +153,37 @@ async fn client_streaming_passes() {
     assert_passed(&rig, 1, 1, "streaming").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_messages_of_a_caller_pass() {
+    let rig = Rig::start(lasting(json!({})), 0).await;
+    let mut client = rig.client().await;
+    let messages = tokio_stream::iter((1..=10_000).map(|value| SumRequest { value }));
+    let reply = client.sum(messages).await.unwrap().into_inner();
+    assert_eq!(reply, SumReply { sum: 50_005_000, messages: 10_000 });
+    assert_passed(&rig, 1, 1, "streaming").await;
+}
+
+/// A stream without an end looks like a slow unary call, until one call passes to find out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_longer_than_the_deadline_is_found_out() {
+    let rig = Rig::start(lasting(json!({"backend_timeout": "500ms"})), 0).await;
+    let mut client = rig.client().await;
+    let request = CountRequest { count: 20, interval_ms: 100, payload_bytes: 10 };
+    let status = client.count(request).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
+    assert!(status.message().contains("methods"), "{status:?}");
+    for _ in 0..2 {
+        let mut replies = client.count(request).await.unwrap().into_inner();
+        for index in 0..20 {
+            assert_eq!(replies.message().await.unwrap().unwrap().index, index);
+        }
+        assert_eq!(replies.message().await.unwrap(), None);
+    }
+    let metrics = rig.accounts(3).await;
+    assert_eq!(metrics.get("collapser_bypassed_requests_total{reason=\"probe\"}"), 1.0);
+    assert_eq!(metrics.get("collapser_bypassed_requests_total{reason=\"streaming\"}"), 1.0);
+}
+
 /// Waits for each echo before it sends the next message.
 async fn ping_pong(client: &mut DemoClient<Channel>, bytes: usize) {
     let (send, messages) = mpsc::channel(1);
@@ -231,11 +262,21 @@ fn sized(key: &str, size: usize) -> ComputeRequest {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_at_the_limit_collapses_and_one_byte_more_passes() {
     let rig = Rig::start(lasting(json!({"max_request_bytes": "1KiB"})), 0).await;
+    compute(&rig, 3, &sized("under", 1023), HeaderMap::new()).await;
+    assert_eq!(rig.backend.calls_by_key()["under"], 1);
     compute(&rig, 3, &sized("at", 1024), HeaderMap::new()).await;
     assert_eq!(rig.backend.calls_by_key()["at"], 1);
     compute(&rig, 3, &sized("over", 1025), HeaderMap::new()).await;
     assert_eq!(rig.backend.calls_by_key()["over"], 3);
-    assert_passed(&rig, 6, 3, "too_large").await;
+    assert_passed(&rig, 9, 3, "too_large").await;
+}
+
+/// Envoy's buffers hold 32 MiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_larger_than_envoys_buffers_passes() {
+    let rig = Rig::start(lasting(json!({})), 0).await;
+    compute(&rig, 1, &sized("over", 33 << 20), HeaderMap::new()).await;
+    assert_passed(&rig, 1, 1, "too_large").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
