@@ -138,11 +138,11 @@ async fn a_vm_that_dies_takes_nobody_with_it() {
     let held = hold(&rig, &old).await;
     let died = Instant::now();
     trap(&other).await;
-    // At once, on the connections there are and on a new one.
+    // Long before those that were held are told, on the connections there are and on a new one.
     for connection in [&old, &other, &client(&rig).await] {
         answers(connection, "afterwards").await;
     }
-    assert!(died.elapsed() < Duration::from_secs(1), "{:?}", died.elapsed());
+    assert!(died.elapsed() < Duration::from_millis(2_500), "{:?}", died.elapsed());
     assert_held_are_told(held, died).await;
     assert!(rig.sidecar.is_running());
     assert_eq!(rig.sidecar.metrics().await.unwrap().get(RELOADS), 1.0);
