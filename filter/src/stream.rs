@@ -21,9 +21,9 @@ use std::rc::Rc;
 struct Released {
     /// `None` once nothing more can be learned from it.
     method: Option<MethodId>,
-    /// Whether the next part of its body needs a push. Until Envoy 1.36.5, 1.37.1, 1.38.3 and 1.39.2 the first part
-    /// after a release is put into the buffer of what was held, and stays there unless the request is resumed
-    /// once more (envoyproxy/envoy issue 46841). Elsewhere that does nothing.
+    /// Whether the next part of its body needs a push. In some Envoys (seen with 1.36.4, 1.37.0 and 1.39.0, gone in
+    /// 1.39.3) the first part after a release is put into the buffer of what was held, and stays there unless
+    /// the request is resumed once more (envoyproxy/envoy issue 46841). Elsewhere that does nothing.
     needs_push: bool,
 }
 

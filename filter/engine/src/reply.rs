@@ -125,8 +125,8 @@ impl Reply {
         self.code == Code::OK
     }
 
-    /// Whether Envoy takes this reply while the request is being read. FACT: until Envoy 1.37 it then drops
-    /// the trailers of a reply without a message.
+    /// Whether Envoy takes this reply while the request is being read. FACT: it then drops the
+    /// trailers of a reply without a message (seen with 1.36.4, gone in 1.40.0).
     pub fn can_answer_at_once(&self) -> bool {
         self.shape == Shape::TrailersOnly || !self.body.is_empty()
     }

@@ -219,8 +219,8 @@ impl BackendTls {
 const RUNTIME: &str = "/layered_runtime/layers/0/static_layer";
 
 /// Turned off, these let callers see why TLS to the backend failed: a dispatched call has no access log to tell it. The
-/// second keeps a wrong certificate from looking like a reset (envoyproxy/envoy issue 45011). Envoys before
-/// 1.39 complain that they do not know them, and go on.
+/// second keeps a wrong certificate from looking like a reset (envoyproxy/envoy issue 45011). Envoys
+/// that do not know one of them (1.36.4 for one) complain and go on.
 const TLS_RUNTIME: [&str; 2] = [
     "envoy.reloadable_features.hide_transport_failure_reason_in_response_body",
     "envoy.reloadable_features.ssl_socket_report_connection_reset",
