@@ -141,6 +141,8 @@ async fn assert_refused(sidecar: &Sidecar, reason: &str) {
         let status = answer.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable, "{status:?}");
         assert!(status.message().contains("connect"), "{status:?}");
+        let is_certificate = reason.starts_with("fail_verify");
+        assert!(!is_certificate || status.message().contains("CERTIFICATE_VERIFY_FAILED"), "{status:?}");
     }
     let name = format!("envoy_cluster_ssl_{reason}{{envoy_cluster_name=\"backend\"}}");
     eventually(&name, async || sidecar.metrics().await.unwrap().get(&name) > 0.0).await;
