@@ -162,10 +162,6 @@ impl Sidecar {
 
     /// Stops Envoy as a pod is stopped, with SIGTERM, and waits for it.
     pub fn stop(mut self) -> anyhow::Result<ExitStatus> {
-        self.terminate()
-    }
-
-    fn terminate(&mut self) -> anyhow::Result<ExitStatus> {
         let pid = self.child.id().to_string();
         Command::new("kill").args(["-TERM", &pid]).status().context("cannot run `kill`")?;
         let deadline = Instant::now() + STOP_TIMEOUT;
