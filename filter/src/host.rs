@@ -41,6 +41,7 @@ unsafe extern "C" {
         value: *const u8,
         value_size: usize,
     ) -> u32;
+    fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_call_foreign_function(
         name: *const u8,
         name_size: usize,
@@ -168,6 +169,18 @@ pub fn clear_route_cache() -> Result<()> {
         let status = proxy_call_foreign_function(NAME.as_ptr(), NAME.len(), null(), 0, &mut data, &mut size);
         drop(take(data, size));
         check(status)
+    }
+}
+
+/// Whether the effective context has a property (Envoy docs, "Attributes").
+pub fn has_property(path: &[&str]) -> bool {
+    let path = path.join("\0");
+    let (mut data, mut size) = (null_mut(), 0);
+    // SAFETY: as in `buffer`; the block is freed at once.
+    unsafe {
+        let status = proxy_get_property(path.as_ptr(), path.len(), &mut data, &mut size);
+        drop(take(data, size));
+        status == OK
     }
 }
 

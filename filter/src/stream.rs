@@ -11,6 +11,7 @@ use collapser_engine::grace::{Place, Until};
 use collapser_engine::key;
 use collapser_engine::pairs::Pairs;
 use collapser_engine::reply::{Reply, Shape};
+use collapser_engine::settings::Hold;
 use collapser_engine::table::Outcome;
 use collapser_engine::{Nanos, Waiter};
 use proxy_wasm::traits::{Context, HttpContext};
@@ -30,11 +31,15 @@ struct Released {
 /// The header that marks a request that passes untouched; routes match on it and remove it.
 const PASSING: &str = "x-collapser-pass";
 
+/// The header that asks a filter further on to hold the request until it is whole. That filter removes it, and says by
+/// dynamic metadata that it does so.
+const HOLD: &str = "x-collapser-hold";
+
 /// Where a request stands.
 enum State {
     /// Untouched from here on; also before its headers and after its answer.
     Passing,
-    /// Its headers are held, and its body until it is whole.
+    /// It is held until it is whole.
     Holding(Held),
     /// It was released as an open stream, after a while.
     Released(Released),
@@ -65,6 +70,12 @@ pub fn mark_as_passing() {
     // Refused only if the stream is going away; and without such a route in the configuration, both do nothing.
     let _ = host::set_header(MapType::HttpRequestHeaders, PASSING, "1");
     let _ = host::clear_route_cache();
+}
+
+/// Whether a filter further on has said that it holds the effective request. By now its headers are out of reach, since
+/// this filter let them go on.
+pub fn another_filter_holds() -> bool {
+    host::has_property(&["metadata", "filter_metadata", "collapser", "held"])
 }
 
 /// What has come of a probe's reply.
@@ -133,8 +144,23 @@ impl Stream {
         Action::Continue
     }
 
-    fn wait(&self, held: &mut Held, until: Until) {
-        held.grace = Some(self.worker.enter_grace(self.id, held.method, until, self.worker.now()));
+    /// Has the request released if it stays as it is for too long. What another filter holds, that filter releases.
+    fn wait(&self, held: &mut Held, until: Until, now: Nanos) {
+        if self.worker.settings.hold == Hold::Headers {
+            held.grace = Some(self.worker.enter_grace(self.id, held.method, until, now));
+        }
+    }
+
+    /// Holds the headers, or asks for that.
+    fn hold_headers(&self) -> Action {
+        match self.worker.settings.hold {
+            Hold::Headers => Action::Pause,
+            Hold::Filter => {
+                // Refused only if the stream is going away.
+                let _ = host::set_header(MapType::HttpRequestHeaders, HOLD, "1");
+                Action::Continue
+            }
+        }
     }
 
     /// More of the body has come: `size` bytes are there in all.
@@ -152,8 +178,8 @@ impl Stream {
         let start = host::buffer(BufferType::HttpRequestBody, 0, framing::PREFIX);
         match framing::inspect(&start, size) {
             Framing::More => return self.pass_stream(held.method),
-            Framing::One => self.wait(&mut held, Until::EndOfStream),
-            Framing::Empty => self.wait(&mut held, Until::Message),
+            Framing::One => self.wait(&mut held, Until::EndOfStream, self.worker.now()),
+            Framing::Empty => self.wait(&mut held, Until::Message, self.worker.now()),
             // The rest of the message is on its way.
             Framing::Partial => match framing::first_message_len(&start) {
                 Some(len) if len > self.worker.settings.max_request_bytes => {
@@ -174,6 +200,9 @@ impl Stream {
             Framing::One => (),
             Framing::More => return self.pass_stream(held.method),
             Framing::Empty | Framing::Partial => return self.pass(Bypass::Malformed),
+        }
+        if !self.worker.is_held() {
+            return self.pass(Bypass::NotHeld);
         }
         let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
         let key = key::derive(headers, &body, &self.worker.settings.key_headers);
@@ -245,9 +274,10 @@ impl HttpContext for Stream {
         };
         // A stream whose backend speaks first may never send a message on its own account.
         let opened = self.worker.now();
-        let grace = Some(self.worker.enter_grace(self.id, method, Until::Message, opened));
-        self.state = State::Holding(Held { headers, method, opened, grace, begun: false });
-        Action::Pause
+        let mut held = Held { headers, method, opened, grace: None, begun: false };
+        self.wait(&mut held, Until::Message, opened);
+        self.state = State::Holding(held);
+        self.hold_headers()
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {

@@ -2,7 +2,7 @@
 
 use crate::host;
 use crate::metrics::{Levels, Metrics};
-use crate::stream::mark_as_passing;
+use crate::stream::{another_filter_holds, mark_as_passing};
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Catalog, Method, MethodId};
 use collapser_engine::classify::Bypass;
@@ -13,7 +13,7 @@ use collapser_engine::key::Key;
 use collapser_engine::outbound;
 use collapser_engine::pairs::{self, Pairs};
 use collapser_engine::reply::{MARKER, Reply, Shape};
-use collapser_engine::settings::Settings;
+use collapser_engine::settings::{Hold, Settings};
 use collapser_engine::table::{Outcome, Table};
 use collapser_engine::{Nanos, Waiter, nanos};
 use proxy_wasm::hostcalls::dispatch_http_call;
@@ -88,6 +88,8 @@ pub struct Worker {
     calls: RefCell<Vec<Call>>,
     marker: Box<[u8]>,
     grpc_timeout: String,
+    /// Whether requests are known to be held until they are whole. `None` is not known yet.
+    holds: Cell<Option<bool>>,
     next_tick: Cell<Nanos>,
     next_sweep: Cell<Nanos>,
 }
@@ -119,6 +121,7 @@ impl Worker {
             calls: RefCell::default(),
             marker: pairs::block(&[(MARKER, "1")]),
             grpc_timeout: outbound::grpc_timeout(settings.backend_timeout),
+            holds: Cell::new((settings.hold == Hold::Headers).then_some(true)),
             next_tick: Cell::new(Nanos::MAX),
             next_sweep: Cell::new(0),
             settings,
@@ -147,6 +150,21 @@ impl Worker {
             let path = String::from_utf8_lossy(catalog.path(method));
             log::info!("collapser: {path} streams; its calls pass untouched from now on");
         }
+    }
+
+    /// Whether the effective request, which is whole by now, was kept from going upstream. Another filter is asked to
+    /// hold requests; once one was, all are.
+    pub fn is_held(&self) -> bool {
+        if self.holds.get() == Some(true) {
+            return true;
+        }
+        let holds = another_filter_holds();
+        if self.holds.replace(Some(holds)).is_none() && !holds {
+            log::error!(
+                "collapser: hold is \"filter\", but no filter after this one holds requests (the Lua filter's envoy_on_request is missing); nothing is collapsed"
+            );
+        }
+        holds
     }
 
     /// Has a request released upstream if it does not go on for too long.
@@ -278,10 +296,12 @@ impl Worker {
         self.metrics.end(self.now());
     }
 
-    /// Envoy reports a timeout as UNAVAILABLE; only the clock tells.
+    /// Envoy reports a timeout as UNAVAILABLE; only the clock tells. Where Envoy names its timer, that may have run
+    /// from well before the call was dispatched: from the time at which a busy event loop last looked at the clock.
     fn is_late(&self, reply: &Reply, took: Nanos) -> bool {
-        let limit = self.settings.backend_timeout.saturating_sub(TIMER_SLACK);
-        reply.code == Code::UNAVAILABLE && took >= nanos(limit)
+        let limit = self.settings.backend_timeout;
+        let least = if reply.is_envoys_timeout() { limit / 2 } else { limit.saturating_sub(TIMER_SLACK) };
+        reply.code == Code::UNAVAILABLE && took >= nanos(least)
     }
 
     fn late_reply(&self) -> Reply {

@@ -18,6 +18,8 @@ pub enum Bypass {
     Probe,
     /// The body is larger than `max_request_bytes`.
     TooLarge,
+    /// The filter that was to hold the request (`hold` is `filter`) let it go upstream.
+    NotHeld,
     /// Not a request that the filter could repeat faithfully: no message, a truncated one, request
     /// trailers, headers that are not text.
     Malformed,
@@ -25,13 +27,14 @@ pub enum Bypass {
 
 impl Bypass {
     /// All reasons, in the order of their [`Self::index`].
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::NotGrpc,
         Self::Method,
         Self::Asked,
         Self::Streaming,
         Self::Probe,
         Self::TooLarge,
+        Self::NotHeld,
         Self::Malformed,
     ];
 
@@ -44,6 +47,7 @@ impl Bypass {
             Self::Streaming => "streaming",
             Self::Probe => "probe",
             Self::TooLarge => "too_large",
+            Self::NotHeld => "not_held",
             Self::Malformed => "malformed",
         }
     }

@@ -125,6 +125,13 @@ impl Reply {
         self.code == Code::OK
     }
 
+    /// Whether this is Envoy's own word that its timer for the call ran out. An upstream that is an Envoy may say the
+    /// same of a call of its own.
+    pub fn is_envoys_timeout(&self) -> bool {
+        let message = Pairs::parse(&self.headers).and_then(|headers| headers.first(b"grpc-message"));
+        self.code == Code::UNAVAILABLE && message == Some(b"upstream request timeout")
+    }
+
     /// Whether Envoy takes this reply while the request is being read. FACT: it then drops the
     /// trailers of a reply without a message (seen with 1.36.4, gone in 1.40.0).
     pub fn can_answer_at_once(&self) -> bool {
@@ -236,6 +243,22 @@ pub(crate) mod tests {
         let reply = Reply::record(&headers, Vec::new(), &[]);
         assert_eq!((reply.shape, reply.code), (Shape::TrailersOnly, Code(5)));
         assert_eq!(reply.headers, headers);
+    }
+
+    #[test]
+    fn envoys_timeout_is_known_by_its_words() {
+        let said = |code: &str, message: &str| {
+            let headers = block(&[
+                (":status", "200"),
+                ("content-type", "application/grpc"),
+                ("grpc-status", code),
+                ("grpc-message", message),
+            ]);
+            Reply::record(&headers, Vec::new(), &[]).is_envoys_timeout()
+        };
+        assert!(said("14", "upstream request timeout"));
+        assert!(!said("4", "upstream request timeout"));
+        assert!(!said("14", "upstream connect error"));
     }
 
     #[test]

@@ -43,6 +43,19 @@ pub struct Settings {
     pub max_waiters: usize,
     /// How long a complete first message may wait for END_STREAM; up to 10 s.
     pub stream_grace: Duration,
+    /// Who keeps a request from going upstream before it is whole.
+    pub hold: Hold,
+}
+
+/// Who keeps a request from going upstream before it is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// This filter, by pausing on the headers. The host must be told to hand over the body all the same
+    /// (`allow_on_headers_stop_iteration`, Envoy 1.36).
+    Headers,
+    /// A filter that follows, for hosts that cannot be told so. It waits for the whole request, so methods that
+    /// stream must be excluded by name.
+    Filter,
 }
 
 /// A value from either source, before it is understood.
@@ -105,7 +118,7 @@ struct Field {
     assign: Assign,
 }
 
-const FIELDS: [Field; 15] = [
+const FIELDS: [Field; 16] = [
     Field { json: "cluster", env: "COLLAPSER_CLUSTER", assign: |s, raw| put(&mut s.cluster, cluster(raw)) },
     Field {
         json: "backend_timeout",
@@ -177,6 +190,7 @@ const FIELDS: [Field; 15] = [
         env: "COLLAPSER_STREAM_GRACE",
         assign: |s, raw| put(&mut s.stream_grace, time(raw, Duration::ZERO, Duration::from_secs(10))),
     },
+    Field { json: "hold", env: "COLLAPSER_HOLD", assign: |s, raw| put(&mut s.hold, hold(raw)) },
 ];
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -203,6 +217,7 @@ impl Settings {
             max_fanout_bytes: 64 << 20,
             max_waiters: 100_000,
             stream_grace: Duration::from_millis(20),
+            hold: Hold::Headers,
         }
     }
 
@@ -292,6 +307,14 @@ fn boolean(raw: &Raw) -> Result<bool, String> {
     }
 }
 
+fn hold(raw: &Raw) -> Result<Hold, String> {
+    match raw.text().as_deref() {
+        Some("headers") => Ok(Hold::Headers),
+        Some("filter") => Ok(Hold::Filter),
+        _ => Err("headers or filter".to_string()),
+    }
+}
+
 fn in_range(value: Option<u64>, least: u64, most: u64) -> Option<usize> {
     usize::try_from(value.filter(|value| (least..=most).contains(value))?).ok()
 }
@@ -348,7 +371,7 @@ mod tests {
     fn every_setting_is_read_from_json() {
         let json = r#"{"cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
             "cache_errors":true,"max_cache_entries":1e+06,"max_cache_bytes":"1GiB","key_headers":["X-Tenant","a","a"],
-            "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms"}"#;
+            "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms","hold":"filter"}"#;
         let expected = Settings {
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(90),
@@ -365,6 +388,7 @@ mod tests {
             max_fanout_bytes: 1 << 20,
             max_waiters: 7,
             stream_grace: Duration::from_millis(5),
+            hold: Hold::Filter,
         };
         assert_eq!(load(json, &[]), Ok(expected));
     }
@@ -387,6 +411,7 @@ mod tests {
             ("COLLAPSER_MAX_FANOUT_BYTES", "64KiB"),
             ("COLLAPSER_MAX_WAITERS", "9"),
             ("COLLAPSER_STREAM_GRACE", "10ms"),
+            ("COLLAPSER_HOLD", "filter"),
         ];
         let expected = Settings {
             cluster: "b".into(),
@@ -404,6 +429,7 @@ mod tests {
             max_fanout_bytes: 65536,
             max_waiters: 9,
             stream_grace: Duration::from_millis(10),
+            hold: Hold::Filter,
         };
         assert_eq!(load("", &env), Ok(expected));
         assert_eq!(env.map(|(name, _)| name).to_vec(), Settings::environment().collect::<Vec<_>>());
@@ -440,6 +466,7 @@ mod tests {
             (r#"{"cluster":"b","key_headers":"a"}"#, ["key_headers", "\"a\"", "a list"]),
             (r#"{"cluster":"b","methods":["C"]}"#, ["methods", "\"C\"", "/pkg.Service/*"]),
             (r#"{"cluster":"b","color":"red"}"#, ["color", "\"red\"", "cache_duration"]),
+            (r#"{"cluster":"b","hold":"body"}"#, ["hold", "\"body\"", "headers or filter"]),
             (r#"{"cluster":7}"#, ["cluster", "7", "name of an Envoy cluster"]),
             ("{}", ["cluster", "not set", "COLLAPSER_CLUSTER"]),
             ("[]", ["configuration", "[]", "JSON object"]),

@@ -3,15 +3,18 @@
 //! The shipped file is read, changed in the few places that differ and handed to a real Envoy, so
 //! that the demo and every end-to-end test run what users run.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use http::{Method, StatusCode, Uri};
 use tempfile::TempDir;
+use tokio::net::TcpStream;
 
 use crate::http_ask::ask;
 
@@ -50,11 +53,12 @@ pub struct SidecarOptions {
 
 impl SidecarOptions {
     /// The shipped sidecar in front of `backend`, on free loopback ports, with one worker. Paths are those of
-    /// the repository at `root`; `ENVOY` and `COLLAPSER_MODULE` name another Envoy and module.
+    /// the repository at `root`; `ENVOY`, `COLLAPSER_MODULE` and `COLLAPSER_CONFIG` name another Envoy, module and
+    /// configuration.
     pub fn shipped(root: &Path, backend: SocketAddr) -> Self {
         let from_env = |name: &str, default: PathBuf| std::env::var_os(name).map_or(default, PathBuf::from);
         let mut config = ConfigOptions::new(&backend.ip().to_string(), backend.port());
-        config.template = root.join("envoy/envoy.yaml");
+        config.template = from_env("COLLAPSER_CONFIG", root.join("envoy/envoy.yaml"));
         config.module = from_env("COLLAPSER_MODULE", root.join("target/collapser.wasm"));
         for addr in [&mut config.listen, &mut config.metrics, &mut config.admin] {
             *addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -182,7 +186,8 @@ impl Sidecar {
             if let Some(status) = self.child.try_wait()? {
                 bail!("Envoy did not start ({status}):\n{}", complaints(&self.log()));
             }
-            if self.status(path).await.is_ok_and(|status| status.is_success()) {
+            let answers = self.status(path).await.is_ok_and(|status| status.is_success());
+            if answers && TcpStream::connect(self.listen).await.is_ok() {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -217,19 +222,27 @@ fn require(path: &Path, what: &str, remedy: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes a free port where port 0 is asked for. It is drawn below the range from which the system gives ports to
-/// clients, or one of those might have it by the time Envoy takes it.
+/// Ports that this process has drawn. Two Envoys may bind the same one without an error, since Envoy shares ports
+/// (SO_REUSEPORT), and each would get some of the other's calls; so no port is drawn twice.
+static DRAWN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+/// Takes a free port where port 0 is asked for.
 fn reserve(addr: SocketAddr) -> anyhow::Result<SocketAddr> {
-    let mut drawn: Vec<u16> = (0..DRAWS).map(|_| rand::random_range(PORTS)).collect();
-    if addr.port() != 0 {
-        drawn = vec![addr.port()];
+    let is_free = |addr: &SocketAddr| TcpListener::bind(addr).is_ok();
+    match addr.port() {
+        0 => draw(addr.ip()).find(is_free).with_context(|| format!("no free port on {}", addr.ip())),
+        port => Some(addr)
+            .filter(is_free)
+            .with_context(|| format!("port {port} is in use; stop what listens there, or choose another")),
     }
-    let candidates = drawn.into_iter().map(|port| SocketAddr::new(addr.ip(), port));
-    let free = candidates.into_iter().find(|addr| TcpListener::bind(addr).is_ok());
-    free.with_context(|| match addr.port() {
-        0 => format!("no free port on {}", addr.ip()),
-        port => format!("port {port} is in use; stop what listens there, or choose another"),
-    })
+}
+
+/// Random ports, below the range from which the system gives ports to clients, or one of those might have it by the
+/// time Envoy takes it.
+fn draw(ip: IpAddr) -> impl Iterator<Item = SocketAddr> {
+    let is_new = |port: &u16| DRAWN.lock().unwrap_or_else(PoisonError::into_inner).insert(*port);
+    let ports = (0..DRAWS).map(|_| rand::random_range(PORTS));
+    ports.filter(is_new).map(move |port| SocketAddr::new(ip, port))
 }
 
 fn spawn(options: &SidecarOptions, config: &Path, log: &Path) -> anyhow::Result<Child> {

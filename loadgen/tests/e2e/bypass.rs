@@ -185,7 +185,7 @@ async fn a_stream_longer_than_the_deadline_is_found_out() {
 }
 
 /// Waits for each echo before it sends the next message.
-async fn ping_pong(client: &mut DemoClient<Channel>, bytes: usize) {
+pub async fn ping_pong(client: &mut DemoClient<Channel>, bytes: usize) {
     let (send, messages) = mpsc::channel(1);
     let echo = |index| EchoMessage { index, payload: payload_for(&index.to_string(), bytes) };
     send.send(echo(0)).await.unwrap();

@@ -15,6 +15,7 @@ mod failures;
 mod fidelity;
 mod grpcio;
 mod hangups;
+mod hold;
 mod limits;
 mod reconfigure;
 mod settings;

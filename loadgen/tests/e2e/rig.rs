@@ -49,7 +49,8 @@ impl Rig {
 
     /// A client on a connection of its own, through the sidecar.
     pub async fn client(&self) -> DemoClient<Channel> {
-        DemoClient::new(channel(&self.sidecar.uri()).await)
+        let channel = connect(&self.sidecar.uri()).await;
+        DemoClient::new(channel.unwrap_or_else(|error| panic!("{error:?}; Envoy: {}", self.sidecar.log())))
     }
 
     /// A burst of `calls` over `keys` and `connections` through the sidecar.
@@ -98,7 +99,11 @@ impl Rig {
 
 /// An HTTP/2 connection.
 pub async fn channel(uri: &str) -> Channel {
-    Endpoint::from_shared(uri.to_string()).unwrap().connect().await.unwrap()
+    connect(uri).await.unwrap()
+}
+
+async fn connect(uri: &str) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::from_shared(uri.to_string()).unwrap().connect().await
 }
 
 /// A request for `key`.
