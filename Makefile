@@ -90,7 +90,7 @@ $(TOOLS)/envoy-%/envoy: | check-python
 ##@ Test
 
 .PHONY: test
-test: test-unit test-wasm test-e2e test-reliability ## Run every test
+test: test-unit test-wasm test-e2e test-istio test-reliability test-observability ## Run every test but that of the pod (test-pod)
 
 .PHONY: test-unit
 test-unit: check-rust ## The engine's tests, and those of the load generator and demo backend
@@ -224,6 +224,8 @@ check-rust:
 check-python:
 	@command -v python3 >/dev/null || { echo "error: python3 is missing; on Debian: apt-get install python3 python3-venv" >&2; exit 1; }
 
+include kind/pod.mk kind/observability.mk kind/lint.mk
+
 ##@ Other
 
 .PHONY: clean
@@ -232,6 +234,6 @@ clean: ## Remove what was built and installed
 
 .PHONY: help
 help: ## This list
-	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .DEFAULT_GOAL := help

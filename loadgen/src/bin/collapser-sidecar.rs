@@ -7,7 +7,7 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, bail};
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
@@ -15,6 +15,7 @@ use collapser_loadgen::args::parse_duration;
 use collapser_loadgen::http_ask::ask;
 use collapser_loadgen::sidecar::{BackendTls, ConfigOptions, Identity, ListenerTls, Metrics, check_settings};
 use http::{Method, Uri};
+use serde_json::json;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -146,6 +147,17 @@ impl Args {
         }
     }
 
+    /// Tells in the form that Envoy logs in.
+    fn say(&self, message: &str) {
+        if matches!(self.log_format, LogFormat::Json) {
+            let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+            let line = json!({"time": time, "level": "info", "logger": "collapser", "message": message});
+            eprintln!("{line}");
+        } else {
+            eprintln!("{message}");
+        }
+    }
+
     fn admin(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.admin_port))
     }
@@ -211,12 +223,15 @@ fn check(args: &Args) -> anyhow::Result<()> {
         bail!("BACKEND_TLS_CA_FILE, _CERT_FILE, _KEY_FILE and _SNI need BACKEND_USE_TLS=true");
     }
     check_settings(&args.config().template)?;
+    // All are held until all are there, so that two variables with the same port are noticed.
+    let mut held = Vec::new();
     for (variable, port) in
         [("GRPC_PORT", args.grpc_port), ("METRICS_PORT", args.metrics_port), ("ADMIN_PORT", args.admin_port)]
     {
         let host = if port == args.admin_port { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-        TcpListener::bind((host, port))
+        let listener = TcpListener::bind((host, port))
             .with_context(|| format!("cannot listen on port {port}; choose another with {variable}"))?;
+        held.push(listener);
     }
     Ok(())
 }
@@ -252,8 +267,8 @@ async fn run(args: Args) -> anyhow::Result<ExitStatus> {
         // Envoy may end by itself at any time, and a second signal ends the patience.
         status = envoy.wait() => bail!("Envoy ended before the drain was over ({})", status?),
         drained = drain(&args) => drained?,
-        _ = terminate.recv() => eprintln!("second signal: stopping at once"),
-        _ = interrupt.recv() => eprintln!("second signal: stopping at once"),
+        _ = terminate.recv() => args.say("second signal: stopping at once"),
+        _ = interrupt.recv() => args.say("second signal: stopping at once"),
     }
     stop(&args, &mut envoy).await
 }
@@ -261,7 +276,7 @@ async fn run(args: Args) -> anyhow::Result<ExitStatus> {
 /// Source: Envoy docs, "Draining" and "Administration interface".
 async fn drain(args: &Args) -> anyhow::Result<()> {
     let admin: Uri = format!("http://{}", args.admin()).parse()?;
-    eprintln!("draining: readiness fails; new calls are taken for {:?} more", args.drain_delay);
+    args.say(&format!("draining: readiness fails; new calls are taken for {:?} more", args.drain_delay));
     post(&admin, "/healthcheck/fail").await?;
     tokio::time::sleep(args.drain_delay).await;
     post(&admin, "/drain_listeners?graceful&skip_exit").await?;
@@ -269,11 +284,11 @@ async fn drain(args: &Args) -> anyhow::Result<()> {
     loop {
         let active = active_calls(&admin).await?;
         if active == 0.0 {
-            eprintln!("drained: no call is in flight");
+            args.say("drained: no call is in flight");
             return Ok(());
         }
         if Instant::now() > deadline {
-            eprintln!("drain timeout: {active} calls are still in flight");
+            args.say(&format!("drain timeout: {active} calls are still in flight"));
             return Ok(());
         }
         tokio::time::sleep(DRAIN_POLL).await;

@@ -10,6 +10,7 @@ use collapser_loadgen::http_ask::ask as ask_http;
 use collapser_loadgen::proto::demo_client::DemoClient;
 use collapser_loadgen::proto::{ComputeReply, ComputeRequest};
 use http::{Method, StatusCode, Uri};
+use serde_json::Value;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -222,6 +223,20 @@ async fn an_envoy_that_dies_takes_it_along() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("Envoy ended"), "{output:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_is_logged_is_json_where_that_is_asked_for() {
+    let pod = Pod::start(&[("LOG_FORMAT", "json"), ("LOG_LEVEL", "info"), ("DRAIN_DELAY", "100ms")]).await;
+    pod.terminate();
+    let output = pod.gone(SLACK * 3).await;
+    let log = String::from_utf8_lossy(&output.stderr);
+    for line in log.lines() {
+        let entry: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        ["time", "level", "logger", "message"]
+            .map(|field| assert!(entry[field].is_string(), "{field}: {line}"));
+    }
+    assert!(log.contains("drained: no call is in flight"), "{log}");
+}
+
 /// Environment variables; an empty one is left out.
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
@@ -243,11 +258,12 @@ async fn assert_refuses(variables: Variables<'_>, words: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_environment_is_refused_and_named() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    let cases: [(Variables, &[&str]); 12] = [
+    let cases: [(Variables, &[&str]); 13] = [
         (&[("BACKEND_ADDRESS", "")], &["--backend-address"]),
         (&[("BACKEND_ADDRESS", "backend")], &["--backend-address", "backend:50051"]),
         (&[("GRPC_PORT", "70000")], &["--grpc-port", "70000"]),
         (&[("GRPC_PORT", "0")], &["--grpc-port"]),
+        (&[("GRPC_PORT", "31999"), ("METRICS_PORT", "31999")], &["METRICS_PORT", "31999"]),
         (&[("METRICS_PORT", "x")], &["--metrics-port"]),
         (&[("LOG_LEVEL", "loud")], &["--log-level", "loud", "trace"]),
         (&[("LOG_FORMAT", "xml")], &["--log-format", "json"]),
