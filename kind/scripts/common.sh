@@ -1,6 +1,8 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: what all of them need.
 
+: "${KIND_CLUSTER:=collapser}" "${KUBECTL:=kubectl}" "${CONTAINER_ENGINE:=}"
+
 fail() {
   echo "error: $*" >&2
   exit 1

@@ -4,33 +4,16 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use collapser_engine::duration;
 use tonic::metadata::{
     AsciiMetadataKey, AsciiMetadataValue, BinaryMetadataKey, BinaryMetadataValue, MetadataMap,
 };
 
 use crate::proto::Metadata;
 
-/// Reads a duration such as `50ms`, `1.5s`, `2m` or `100us`; a plain `0` needs no unit.
+/// Reads a duration as the settings have them.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let expected = || format!("`{text}` is not a duration; write one like 100us, 50ms, 10s or 1m");
-    let text_trimmed = text.trim();
-    let unit_at = text_trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text_trimmed.len());
-    let (number, unit) = text_trimmed.split_at(unit_at);
-    let number: f64 = number.parse().map_err(|_| expected())?;
-    let unit_nanos = match unit.trim() {
-        "us" => 1e3,
-        "ms" => 1e6,
-        "s" => 1e9,
-        "m" => 60e9,
-        "" if number == 0.0 => 1.0,
-        "" => return Err(format!("`{text}` has no unit; write one of us, ms, s or m")),
-        _ => return Err(expected()),
-    };
-    let nanos = (number * unit_nanos).round();
-    if nanos > u64::MAX as f64 {
-        return Err(format!("`{text}` is too long"));
-    }
-    Ok(Duration::from_nanos(nanos as u64))
+    duration::parse(text.trim()).ok_or_else(|| format!("`{text}` is none; write {}", duration::ALLOWED))
 }
 
 /// Reads `name=value`. For a name that ends in `-bin` the value's bytes become
@@ -85,7 +68,9 @@ mod tests {
             ("1.5s", 1_500_000_000),
             ("2m", 120_000_000_000),
             ("0", 0),
-            (" 10 s ", 10_000_000_000),
+            (" 10s ", 10_000_000_000),
+            ("1m30s", 90_000_000_000),
+            ("1h", 3_600_000_000_000),
         ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_nanos(nanos)));
         }
@@ -96,7 +81,7 @@ mod tests {
         for text in ["", "s", "10", "-1s", "1x", "1.2.3s", "1s2", "ms50"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
-        assert!(parse_duration("10").unwrap_err().contains("no unit"));
+        assert!(parse_duration("10").unwrap_err().contains("units"));
         assert!(parse_duration("99999999999999m").is_err());
     }
 

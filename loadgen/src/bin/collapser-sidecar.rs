@@ -4,7 +4,7 @@
 //! Envoy itself exits at once on SIGTERM, with all calls in flight. This process fails readiness first, waits until
 //! callers have noticed, lets calls end, and then stops Envoy.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant, SystemTime};
@@ -38,6 +38,9 @@ struct Args {
     /// Where /metrics, /health and /ready are served.
     #[arg(long, env = "METRICS_PORT", default_value_t = 2112, value_parser = clap::value_parser!(u16).range(1..))]
     metrics_port: u16,
+    /// The address of these two ports; `::` takes callers of both families.
+    #[arg(long, env = "LISTEN_ADDRESS", default_value = "0.0.0.0")]
+    listen_address: IpAddr,
     /// Envoy's admin interface, on loopback only.
     #[arg(long, env = "ADMIN_PORT", default_value_t = 9901, value_parser = clap::value_parser!(u16).range(1..))]
     admin_port: u16,
@@ -81,10 +84,10 @@ struct Args {
     #[arg(long, env = "CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     concurrency: u32,
     /// How long new calls are still taken after readiness has failed.
-    #[arg(long, env = "DRAIN_DELAY", default_value = "5s", value_parser = parse_duration)]
+    #[arg(long, env = "DRAIN_DELAY", default_value = "5s", value_parser = parse_patience)]
     drain_delay: Duration,
     /// How long calls in flight may take to end after that.
-    #[arg(long, env = "DRAIN_TIMEOUT", default_value = "20s", value_parser = parse_duration)]
+    #[arg(long, env = "DRAIN_TIMEOUT", default_value = "20s", value_parser = parse_patience)]
     drain_timeout: Duration,
     /// The Envoy binary.
     #[arg(long, env = "ENVOY", default_value = "envoy")]
@@ -115,13 +118,25 @@ enum LogFormat {
 
 fn parse_address(text: &str) -> Result<(String, u16), String> {
     let wrong = || "an address such as backend:50051 or [::1]:50051 is needed".to_owned();
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let (host, port) = text.trim().rsplit_once(':').ok_or_else(wrong)?;
     let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
-    if host.is_empty() || host.contains('/') {
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_name = |host: &str| {
+        !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+    };
+    let is_good = inner.map_or(is_name(host), |inner| inner.parse::<Ipv6Addr>().is_ok());
+    let host = inner.unwrap_or(host);
+    if !is_good {
         return Err(wrong());
     }
     Ok((host.to_owned(), port))
+}
+
+/// No pod is given longer than this to stop.
+fn parse_patience(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(24 * 3_600);
+    let patience = parse_duration(text)?;
+    if patience > LONGEST { Err("at most 24h are allowed".to_owned()) } else { Ok(patience) }
 }
 
 fn parse_file(text: &str) -> Result<PathBuf, String> {
@@ -132,7 +147,7 @@ fn parse_file(text: &str) -> Result<PathBuf, String> {
 impl Args {
     fn config(&self) -> ConfigOptions {
         let (host, port) = &self.backend_address;
-        let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let any = |port| SocketAddr::from((self.listen_address, port));
         ConfigOptions {
             template: self.config.clone(),
             module: self.module.clone(),
@@ -148,10 +163,10 @@ impl Args {
     }
 
     /// Tells in the form that Envoy logs in.
-    fn say(&self, message: &str) {
+    fn say(&self, level: &str, message: &str) {
         if matches!(self.log_format, LogFormat::Json) {
             let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-            let line = json!({"time": time, "level": "info", "logger": "collapser", "message": message});
+            let line = json!({"time": time, "level": level, "logger": "collapser", "message": message});
             eprintln!("{line}");
         } else {
             eprintln!("{message}");
@@ -228,9 +243,10 @@ fn check(args: &Args) -> anyhow::Result<()> {
     for (variable, port) in
         [("GRPC_PORT", args.grpc_port), ("METRICS_PORT", args.metrics_port), ("ADMIN_PORT", args.admin_port)]
     {
-        let host = if port == args.admin_port { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-        let listener = TcpListener::bind((host, port))
-            .with_context(|| format!("cannot listen on port {port}; choose another with {variable}"))?;
+        let host = if variable == "ADMIN_PORT" { Ipv4Addr::LOCALHOST.into() } else { args.listen_address };
+        let listener = TcpListener::bind((host, port)).with_context(|| {
+            format!("cannot listen on {host} port {port}; choose another with {variable}")
+        })?;
         held.push(listener);
     }
     Ok(())
@@ -238,24 +254,21 @@ fn check(args: &Args) -> anyhow::Result<()> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    match run(arguments()).await {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(status) => {
-            eprintln!("error: Envoy ended with {status}");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let args = arguments();
+    let error = match run(&args).await {
+        Ok(status) if status.success() => return ExitCode::SUCCESS,
+        Ok(status) => format!("Envoy ended with {status}"),
+        Err(error) => format!("{error:#}"),
+    };
+    args.say("error", &format!("error: {error}"));
+    ExitCode::FAILURE
 }
 
-async fn run(args: Args) -> anyhow::Result<ExitStatus> {
-    check(&args)?;
-    let config = args.config().render()?;
+async fn run(args: &Args) -> anyhow::Result<ExitStatus> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    check(args)?;
+    let config = args.config().render()?;
     let mut envoy =
         args.command(&config).spawn().with_context(|| format!("cannot run {}", args.envoy.display()))?;
     tokio::select! {
@@ -266,32 +279,49 @@ async fn run(args: Args) -> anyhow::Result<ExitStatus> {
     tokio::select! {
         // Envoy may end by itself at any time, and a second signal ends the patience.
         status = envoy.wait() => bail!("Envoy ended before the drain was over ({})", status?),
-        drained = drain(&args) => drained?,
-        _ = terminate.recv() => args.say("second signal: stopping at once"),
-        _ = interrupt.recv() => args.say("second signal: stopping at once"),
+        drained = drain(args) => drained?,
+        _ = terminate.recv() => args.say("info", "second signal: stopping at once"),
+        _ = interrupt.recv() => args.say("info", "second signal: stopping at once"),
     }
-    stop(&args, &mut envoy).await
+    stop(args, &mut envoy).await
 }
 
-/// Source: Envoy docs, "Draining" and "Administration interface".
+/// Source: Envoy docs, "Draining" and "Administration interface". An Envoy that does not answer at once is busy, with the
+/// very calls that the drain is for; only its end, or the end of the patience, ends the drain.
 async fn drain(args: &Args) -> anyhow::Result<()> {
     let admin: Uri = format!("http://{}", args.admin()).parse()?;
-    args.say(&format!("draining: readiness fails; new calls are taken for {:?} more", args.drain_delay));
-    post(&admin, "/healthcheck/fail").await?;
-    tokio::time::sleep(args.drain_delay).await;
-    post(&admin, "/drain_listeners?graceful&skip_exit").await?;
+    let delay = args.drain_delay;
+    args.say("info", &format!("draining: readiness fails; new calls are taken for {delay:?} more"));
+    tell(args, &admin, "/healthcheck/fail").await;
+    tokio::time::sleep(delay).await;
+    tell(args, &admin, "/drain_listeners?graceful&skip_exit").await;
     let deadline = Instant::now() + args.drain_timeout;
     loop {
-        let active = active_calls(&admin).await?;
-        if active == 0.0 {
-            args.say("drained: no call is in flight");
+        let active = active_calls(&admin).await;
+        if active.as_ref().is_ok_and(|active| *active == 0.0) {
+            args.say("info", "drained: no call is in flight");
             return Ok(());
         }
         if Instant::now() > deadline {
-            args.say(&format!("drain timeout: {active} calls are still in flight"));
+            let left = active.map_or_else(|error| format!("{error:#}"), |active| active.to_string());
+            args.say("warning", &format!("drain timeout: calls still in flight: {left}"));
             return Ok(());
         }
         tokio::time::sleep(DRAIN_POLL).await;
+    }
+}
+
+/// Posts to the admin interface, several times if need be: Envoy may be about to start.
+async fn tell(args: &Args, admin: &Uri, path: &str) {
+    const ATTEMPTS: u32 = 10;
+    for _ in 1..ATTEMPTS {
+        if post(admin, path).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(DRAIN_POLL).await;
+    }
+    if let Err(error) = post(admin, path).await {
+        args.say("warning", &format!("{error:#}"));
     }
 }
 
@@ -330,7 +360,19 @@ mod tests {
     fn addresses_are_host_and_port() {
         assert_eq!(parse_address("backend:50051"), Ok(("backend".to_owned(), 50051)));
         assert_eq!(parse_address("[::1]:1"), Ok(("::1".to_owned(), 1)));
-        for wrong in ["", "backend", ":1", "backend:", "backend:0", "backend:65536", "http://backend:1"] {
+        for wrong in [
+            "",
+            "backend",
+            ":1",
+            "backend:",
+            "backend:0",
+            "backend:65536",
+            "http://backend:1",
+            "a b:1",
+            "[::1:1",
+            "[backend]:1",
+            "bäckend:1",
+        ] {
             assert!(parse_address(wrong).is_err(), "{wrong}");
         }
     }

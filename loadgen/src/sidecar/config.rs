@@ -163,8 +163,8 @@ pub fn check_settings(template: &Path) -> anyhow::Result<()> {
     let unknown = |name: &String| {
         name.starts_with("COLLAPSER_") && !is_kubernetes(name) && !known.contains(&name.as_str())
     };
-    let mut faults: Vec<_> = std::env::vars()
-        .map(|(name, _)| name)
+    let mut faults: Vec<_> = std::env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
         .filter(unknown)
         .map(|name| format!("{name}: there is no such setting; allowed: {}", known.join(", ")))
         .collect();
@@ -261,8 +261,13 @@ fn address(addr: SocketAddr) -> Value {
     host_and_port(&addr.ip().to_string(), addr.port())
 }
 
+/// The unspecified IPv6 address stands for both families.
 fn host_and_port(host: &str, port: u16) -> Value {
-    json!({"socket_address": {"address": host, "port_value": port}})
+    let mut address = json!({"address": host, "port_value": port});
+    if host == "::" {
+        address["ipv4_compat"] = json!(true);
+    }
+    json!({"socket_address": address})
 }
 
 /// Sets what `pointer` names. Its last part may be new; all before it must be there.
