@@ -1,14 +1,57 @@
 //! Host calls, as thin as they get.
 //!
-//! The SDK's own wrappers panic on any status they do not expect, and a panic kills the VM with every
-//! request in it. They also turn header maps into vectors of strings and back, an allocation
-//! a header. These return what the host said and pass header maps as the block they are
-//! ([`collapser_engine::pairs`]).
+//! They return what the host said and never panic, and pass header maps as the block they are
+//! ([`collapser_engine::pairs`]): no allocation a header.
 //!
-//! Source: proxy-wasm ABI 0.2.1, "Functions exposed by the host".
+//! Source: proxy-wasm ABI 0.2.1, "Functions exposed by the host" and "Types".
 
-use proxy_wasm::types::{BufferType, MapType, MetricType, Status};
+use std::alloc::{Layout, alloc};
 use std::ptr::{null, null_mut};
+use std::time::Duration;
+
+/// A buffer of the host.
+#[derive(Clone, Copy, Debug)]
+pub enum BufferType {
+    /// What has come of the request's body and is held.
+    RequestBody = 0,
+    /// The part of the response's body that passes by.
+    ResponseBody = 1,
+    /// The body of a dispatched call's response.
+    CallResponseBody = 4,
+    /// The plugin's configuration.
+    PluginConfiguration = 7,
+}
+
+/// A header map of the host.
+#[derive(Clone, Copy, Debug)]
+pub enum MapType {
+    /// Of the request.
+    RequestHeaders = 0,
+    /// Of the response.
+    ResponseHeaders = 2,
+    /// Of the response; set with its last part, they are created.
+    ResponseTrailers = 3,
+    /// Of a dispatched call's response.
+    CallResponseHeaders = 6,
+    /// Of a dispatched call's response.
+    CallResponseTrailers = 7,
+}
+
+/// A kind of metric.
+#[derive(Clone, Copy, Debug)]
+pub enum MetricType {
+    /// Counts up.
+    Counter = 0,
+    /// Goes up and down.
+    Gauge = 1,
+    /// Takes whole numbers.
+    Histogram = 2,
+}
+
+/// Levels of the log.
+const LEVELS: [(log::Level, u32); 4] =
+    [(log::Level::Debug, 1), (log::Level::Info, 2), (log::Level::Warn, 3), (log::Level::Error, 4)];
+const CRITICAL: u32 = 5;
 
 /// Something the host would not do. Which status it gave makes no difference to any caller here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +60,25 @@ pub struct Refused;
 /// What a host call comes to.
 pub type Result<T> = std::result::Result<T, Refused>;
 
-const OK: u32 = Status::Ok as u32;
+const OK: u32 = 0;
 
 // Statuses are taken as plain numbers: a number that an enum does not know would be undefined
 // behaviour.
 #[link(wasm_import_module = "env")]
 unsafe extern "C" {
+    fn proxy_log(level: u32, message: *const u8, size: usize) -> u32;
+    fn proxy_http_call(
+        cluster: *const u8,
+        cluster_size: usize,
+        headers: *const u8,
+        headers_size: usize,
+        body: *const u8,
+        body_size: usize,
+        trailers: *const u8,
+        trailers_size: usize,
+        timeout_millis: u32,
+        call: *mut u32,
+    ) -> u32;
     fn proxy_get_buffer_bytes(
         kind: u32,
         start: usize,
@@ -95,16 +151,77 @@ fn check(status: u32) -> Result<()> {
     if status == OK { Ok(()) } else { Err(Refused) }
 }
 
+/// Memory that the host fills and hands over; null if there is none to be had, or none asked for.
+pub fn allocate(size: usize) -> *mut u8 {
+    match Layout::array::<u8>(size) {
+        // SAFETY: the layout is not empty.
+        Ok(layout) if size > 0 => unsafe { alloc(layout) },
+        _ => null_mut(),
+    }
+}
+
 /// Takes over a block that the host wrote into this VM's memory.
 ///
 /// # Safety
-/// `data` must be null, or `size` bytes that the host allocated through the SDK's allocator.
+/// `data` must be null, or `size` bytes from [`allocate`].
 unsafe fn take(data: *mut u8, size: usize) -> Vec<u8> {
     if data.is_null() {
         return Vec::new();
     }
-    // SAFETY: the SDK's `proxy_on_memory_allocate` hands out exactly such a vector of `size` bytes.
+    // SAFETY: a vector of bytes with this capacity is allocated in just the way in which `allocate` does it.
     unsafe { Vec::from_raw_parts(data, size, size) }
+}
+
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let level = LEVELS.iter().find(|(level, _)| *level == record.level());
+        write_log(level.map_or(0, |(_, level)| *level), &record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+fn write_log(level: u32, message: &str) {
+    // SAFETY: the message is read during the call only. A host that does not log is nobody's fault here.
+    let _ = unsafe { proxy_log(level, message.as_ptr(), message.len()) };
+}
+
+/// Has this module's log, and a panic's last words, written to Envoy's. Envoy's own level of the `wasm` logger decides
+/// what is kept; this only drops the noise.
+pub fn set_up_log() {
+    std::panic::set_hook(Box::new(|panic| write_log(CRITICAL, &panic.to_string())));
+    // Refused only if it is set already.
+    let _ = log::set_logger(&Log).map(|()| log::set_max_level(log::LevelFilter::Info));
+}
+
+/// Dispatches a call; [`crate::abi`] gets its response, under the context that is effective now. Returns the call's
+/// number. `timeout` is a millisecond at least.
+pub fn http_call(cluster: &str, headers: &[u8], body: &[u8], timeout: Duration) -> Result<u32> {
+    let (mut call, millis) = (0, u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX));
+    // No trailers: an empty map, which is a count of none.
+    let trailers = [0_u8; 4];
+    // SAFETY: the host reads all of them during the call only; the out-pointer is valid.
+    check(unsafe {
+        proxy_http_call(
+            cluster.as_ptr(),
+            cluster.len(),
+            headers.as_ptr(),
+            headers.len(),
+            body.as_ptr(),
+            body.len(),
+            trailers.as_ptr(),
+            trailers.len(),
+            millis,
+            &mut call,
+        )
+    })?;
+    Ok(call)
 }
 
 /// The monotonic clock, in nanoseconds. All VMs of a process read the same one.

@@ -4,12 +4,11 @@
 //! changes is noted here in plain cells and handed to Envoy on the next tick (at most 100 ms later), so
 //! that the path of a request makes no host call for them.
 
-use crate::host::{self, Result};
+use crate::host::{self, MetricType, Result};
 use collapser_engine::Nanos;
 use collapser_engine::classify::Bypass;
 use collapser_engine::grpc::Code;
 use collapser_engine::lease::{Lease, Shared};
-use proxy_wasm::types::MetricType;
 use std::cell::{Cell, RefCell};
 
 /// Counts up. Noted now, handed to Envoy by [`Metrics::flush`].

@@ -1,48 +1,32 @@
 //! The root context: one for each worker, and one on the main thread that never serves a request.
 
-use crate::host;
-use crate::stream::Stream;
+use crate::host::{self, BufferType, MapType};
 use crate::worker::Worker;
 use collapser_engine::reply::Reply;
 use collapser_engine::settings::Settings;
-use proxy_wasm::traits::{Context, HttpContext, RootContext};
-use proxy_wasm::types::{BufferType, ContextType, MapType};
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 /// The root context.
 pub struct Root {
     id: u32,
-    worker: Option<Rc<Worker>>,
+    /// Nothing until the settings are accepted.
+    worker: OnceCell<Rc<Worker>>,
 }
 
 impl Root {
     /// A root context without settings yet.
     pub fn new(id: u32) -> Self {
-        Self { id, worker: None }
-    }
-}
-
-impl Context for Root {
-    fn on_http_call_response(&mut self, token: u32, _headers: usize, body_size: usize, _trailers: usize) {
-        let Some(worker) = &self.worker else { return };
-        worker.on_call_response(token, || {
-            let headers = host::header_map(MapType::HttpCallResponseHeaders);
-            let trailers = host::header_map(MapType::HttpCallResponseTrailers);
-            let body = host::buffer(BufferType::HttpCallResponseBody, 0, body_size);
-            Reply::record(&headers, body, &trailers)
-        });
+        Self { id, worker: OnceCell::new() }
     }
 
-    fn on_done(&mut self) -> bool {
-        if let Some(worker) = &self.worker {
-            worker.on_done();
-        }
-        true
+    /// What its streams share.
+    pub fn worker(&self) -> Option<Rc<Worker>> {
+        self.worker.get().map(Rc::clone)
     }
-}
 
-impl RootContext for Root {
-    fn on_configure(&mut self, size: usize) -> bool {
+    /// The settings have come: so many bytes. Returns whether they are accepted.
+    pub fn on_configure(&self, size: usize) -> bool {
         let json = host::buffer(BufferType::PluginConfiguration, 0, size);
         let settings = match Settings::load(&json, |name| std::env::var(name).ok()) {
             Ok(settings) => settings,
@@ -54,31 +38,43 @@ impl RootContext for Root {
         if settings.key_headers.is_empty() {
             log::warn!("collapser: key_headers is empty: callers with different credentials share answers");
         }
-        match Worker::new(self.id, settings) {
-            Ok(worker) => self.worker = Some(Rc::new(worker)),
-            Err(host::Refused) => log::error!("collapser: Envoy refused a metric, a queue or a timer"),
-        }
-        self.worker.is_some()
+        let Ok(worker) = Worker::new(self.id, settings) else {
+            log::error!("collapser: Envoy refused a metric, a queue or a timer");
+            return false;
+        };
+        // Other settings come with another root context.
+        self.worker.set(Rc::new(worker)).is_ok()
     }
 
-    fn on_tick(&mut self) {
-        if let Some(worker) = &self.worker {
+    /// Time has passed.
+    pub fn on_tick(&self) {
+        if let Some(worker) = self.worker.get() {
             worker.on_tick();
         }
     }
 
-    fn on_queue_ready(&mut self, _queue: u32) {
-        if let Some(worker) = &self.worker {
+    /// A message has come to the worker's queue.
+    pub fn on_queue_ready(&self) {
+        if let Some(worker) = self.worker.get() {
             worker.on_wake();
         }
     }
 
-    fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
-        // Envoy creates no stream before the settings are accepted.
-        Some(Box::new(Stream::new(id, self.worker.as_ref().map(Rc::clone)?)))
+    /// A dispatched call has ended.
+    pub fn on_http_call_response(&self, call: u32, body_size: usize) {
+        let Some(worker) = self.worker.get() else { return };
+        worker.on_call_response(call, || {
+            let headers = host::header_map(MapType::CallResponseHeaders);
+            let trailers = host::header_map(MapType::CallResponseTrailers);
+            let body = host::buffer(BufferType::CallResponseBody, 0, body_size);
+            Reply::record(&headers, body, &trailers)
+        });
     }
 
-    fn get_type(&self) -> Option<ContextType> {
-        Some(ContextType::HttpContext)
+    /// The context ends: its listener is gone.
+    pub fn on_done(&self) {
+        if let Some(worker) = self.worker.get() {
+            worker.on_done();
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! One request: a small state machine between Envoy's callbacks.
 
-use crate::host;
+use crate::abi::Action;
+use crate::host::{self, BufferType, MapType};
 use crate::worker::{Request, Worker};
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Method, MethodId};
@@ -14,8 +15,7 @@ use collapser_engine::reply::{Reply, Shape};
 use collapser_engine::settings::Hold;
 use collapser_engine::table::Outcome;
 use collapser_engine::{Nanos, Waiter};
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::{Action, BufferType, MapType};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// A request that was released.
@@ -36,8 +36,10 @@ const PASSING: &str = "x-collapser-pass";
 const HOLD: &str = "x-collapser-hold";
 
 /// Where a request stands.
+#[derive(Default)]
 enum State {
     /// Untouched from here on; also before its headers and after its answer.
+    #[default]
     Passing,
     /// It is held until it is whole.
     Holding(Held),
@@ -68,7 +70,7 @@ struct Held {
 /// waits, in case the VM that holds it dies, and one that passes may be silent for as long as it likes.
 pub fn mark_as_passing() {
     // Refused only if the stream is going away; and without such a route in the configuration, both do nothing.
-    let _ = host::set_header(MapType::HttpRequestHeaders, PASSING, "1");
+    let _ = host::set_header(MapType::RequestHeaders, PASSING, "1");
     let _ = host::clear_route_cache();
 }
 
@@ -91,7 +93,7 @@ impl Probe {
     /// More has come: `size` bytes. Returns whether it is more than one message.
     fn watch(&mut self, size: usize) -> bool {
         if self.seen == 0 {
-            let start = host::buffer(BufferType::HttpResponseBody, 0, framing::PREFIX);
+            let start = host::buffer(BufferType::ResponseBody, 0, framing::PREFIX);
             self.first = framing::first_message_len(&start);
         }
         self.seen = self.seen.saturating_add(size);
@@ -109,37 +111,38 @@ impl Held {
 pub struct Stream {
     id: Waiter,
     worker: Rc<Worker>,
-    state: State,
+    /// Taken out by each callback, and put back as it leaves it.
+    state: Cell<State>,
     /// Bytes of the reply that Envoy holds for this stream, and when they were charged, see [`Worker::passed_on`].
-    held: (usize, Charged),
+    held: Cell<(usize, Charged)>,
 }
 
 impl Stream {
     /// A request that has just begun.
     pub fn new(id: Waiter, worker: Rc<Worker>) -> Self {
-        Self { id, worker, state: State::Passing, held: Default::default() }
+        Self { id, worker, state: Cell::default(), held: Cell::default() }
     }
 
-    fn pass(&mut self, reason: Bypass) -> Action {
+    fn pass(&self, reason: Bypass) -> Action {
         mark_as_passing();
         self.worker.metrics.bypassed(reason);
-        self.state = State::Passing;
+        self.state.set(State::Passing);
         Action::Continue
     }
 
-    fn pass_stream(&mut self, method: Option<MethodId>) -> Action {
+    fn pass_stream(&self, method: Option<MethodId>) -> Action {
         self.worker.streams(method);
         self.pass(Bypass::Streaming)
     }
 
     /// More of the body of a released request has come.
-    fn go_on(&mut self, released: Released, end_of_stream: bool) -> Action {
+    fn go_on(&self, released: Released, end_of_stream: bool) -> Action {
         if released.needs_push {
             // Refused only if the stream is going away.
             let _ = host::resume_request();
         }
         if !end_of_stream {
-            self.state = State::Released(Released { needs_push: false, ..released });
+            self.state.set(State::Released(Released { needs_push: false, ..released }));
         }
         Action::Continue
     }
@@ -157,14 +160,14 @@ impl Stream {
             Hold::Headers => Action::Pause,
             Hold::Filter => {
                 // Refused only if the stream is going away.
-                let _ = host::set_header(MapType::HttpRequestHeaders, HOLD, "1");
+                let _ = host::set_header(MapType::RequestHeaders, HOLD, "1");
                 Action::Continue
             }
         }
     }
 
     /// More of the body has come: `size` bytes are there in all.
-    fn hold(&mut self, mut held: Held, size: usize, end_of_stream: bool) -> Action {
+    fn hold(&self, mut held: Held, size: usize, end_of_stream: bool) -> Action {
         if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
             // Released by the tick, and counted there.
             return self.go_on(held.released(), end_of_stream);
@@ -175,7 +178,7 @@ impl Stream {
         if end_of_stream {
             return self.decide(held, size);
         }
-        let start = host::buffer(BufferType::HttpRequestBody, 0, framing::PREFIX);
+        let start = host::buffer(BufferType::RequestBody, 0, framing::PREFIX);
         match framing::inspect(&start, size) {
             Framing::More => return self.pass_stream(held.method),
             Framing::One => self.wait(&mut held, Until::EndOfStream, self.worker.now()),
@@ -189,13 +192,13 @@ impl Stream {
             },
         }
         held.begun = true;
-        self.state = State::Holding(held);
+        self.state.set(State::Holding(held));
         Action::Pause
     }
 
     /// The request is whole.
-    fn decide(&mut self, held: Held, size: usize) -> Action {
-        let body = host::buffer(BufferType::HttpRequestBody, 0, size);
+    fn decide(&self, held: Held, size: usize) -> Action {
+        let body = host::buffer(BufferType::RequestBody, 0, size);
         match framing::inspect(&body, body.len()) {
             Framing::One => (),
             Framing::More => return self.pass_stream(held.method),
@@ -211,51 +214,53 @@ impl Stream {
         let request = Request { headers: held.headers, body, method: held.method };
         match self.worker.arrive(key, self.id, now, request) {
             Outcome::Hit(hit) => {
-                self.held = (hit.reply.body.len(), hit.charged);
+                self.held.set((hit.reply.body.len(), hit.charged));
                 self.answer(hit.reply);
             }
             Outcome::Full => self.answer(Rc::clone(&self.worker.full)),
             Outcome::Queued(ticket) | Outcome::Joined(ticket) | Outcome::Leads(ticket) => {
-                self.state = State::Waiting(ticket)
+                self.state.set(State::Waiting(ticket));
             }
         }
         Action::Pause
     }
 
-    fn answer(&mut self, reply: Rc<Reply>) {
+    fn answer(&self, reply: Rc<Reply>) {
         let shape = reply.shape;
-        self.state = State::Replaying(reply);
+        self.state.set(State::Replaying(reply));
         // Refused only if the stream has been answered already; then it needs none from here.
         let _ = self.worker.send(shape);
     }
 
+    fn keep(&self, state: State, action: Action) -> Action {
+        self.state.set(state);
+        action
+    }
+
+    /// Puts the recorded body and trailers into the local reply that passes by, whose body has `size` bytes. Where Envoy
+    /// has no buffer for it, the stream is reset at once, and its end comes from within these calls.
+    fn replay_body(&self, reply: &Reply, size: usize) -> Action {
+        // Both are refused only if the stream is going away.
+        let _ = host::set_buffer(BufferType::ResponseBody, size, &reply.body);
+        let _ = host::set_header_map(MapType::ResponseTrailers, &reply.trailers);
+        Action::Continue
+    }
+
     /// Puts the recorded headers into the local reply that passes by.
-    fn replay_headers(&mut self, reply: Rc<Reply>, end_of_stream: bool) -> Action {
+    fn replay_headers(&self, reply: Rc<Reply>, end_of_stream: bool) -> Action {
         let has_slot = reply.shape == Shape::TrailersOnly || !end_of_stream;
         let headers = if has_slot { &reply.headers } else { &self.worker.no_slot.headers };
         // Refused only if the stream is going away.
-        let _ = host::set_header_map(MapType::HttpResponseHeaders, headers);
-        self.state = if end_of_stream { State::Passing } else { State::Filling(reply) };
+        let _ = host::set_header_map(MapType::ResponseHeaders, headers);
+        self.state.set(if end_of_stream { State::Passing } else { State::Filling(reply) });
         Action::Continue
     }
-}
 
-impl Context for Stream {
-    fn on_done(&mut self) -> bool {
-        match std::mem::replace(&mut self.state, State::Passing) {
-            State::Waiting(ticket) => self.worker.leave(ticket),
-            State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
-            _ => (),
-        }
-        let (bytes, charged) = self.held;
-        self.worker.passed_on(bytes, charged);
-        true
-    }
-}
+    // --- What Envoy calls for ---
 
-impl HttpContext for Stream {
-    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let headers = host::header_map(MapType::HttpRequestHeaders);
+    /// The request's headers have come.
+    pub fn on_request_headers(&self, end_of_stream: bool) -> Action {
+        let headers = host::header_map(MapType::RequestHeaders);
         #[cfg(feature = "trap")]
         trap_if_asked(&headers);
         let judged = Pairs::parse(&headers)
@@ -267,7 +272,7 @@ impl HttpContext for Stream {
             Ok(Method::Streams) => return self.pass(Bypass::Streaming),
             Ok(Method::Probe(method)) => {
                 self.pass(Bypass::Probe);
-                self.state = State::Probing(Probe { method, first: None, seen: 0 });
+                self.state.set(State::Probing(Probe { method, first: None, seen: 0 }));
                 return Action::Continue;
             }
             Err(reason) => return self.pass(reason),
@@ -276,29 +281,25 @@ impl HttpContext for Stream {
         let opened = self.worker.now();
         let mut held = Held { headers, method, opened, grace: None, begun: false };
         self.wait(&mut held, Until::Message, opened);
-        self.state = State::Holding(held);
+        self.state.set(State::Holding(held));
         self.hold_headers()
     }
 
-    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        match std::mem::replace(&mut self.state, State::Passing) {
+    /// A part of the request's body has come: `size` bytes are there in all.
+    pub fn on_request_body(&self, size: usize, end_of_stream: bool) -> Action {
+        match self.state.take() {
             State::Passing => Action::Continue,
-            State::Probing(probe) => {
-                self.state = State::Probing(probe);
-                Action::Continue
-            }
             State::Released(released) => self.go_on(released, end_of_stream),
             State::Holding(held) => self.hold(held, size, end_of_stream),
+            state @ State::Probing(_) => self.keep(state, Action::Continue),
             // The request was whole; nothing more can come that matters.
-            other => {
-                self.state = other;
-                Action::Pause
-            }
+            state => self.keep(state, Action::Pause),
         }
     }
 
-    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        match std::mem::replace(&mut self.state, State::Passing) {
+    /// The request's trailers have come.
+    pub fn on_request_trailers(&self) -> Action {
+        match self.state.take() {
             State::Holding(Held { grace: Some(place), .. }) if !self.worker.leave_grace(place) => {
                 Action::Continue
             }
@@ -307,12 +308,13 @@ impl HttpContext for Stream {
         }
     }
 
-    fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        match std::mem::replace(&mut self.state, State::Passing) {
+    /// A response's headers pass by, whoever made it.
+    pub fn on_response_headers(&self, end_of_stream: bool) -> Action {
+        match self.state.take() {
             State::Replaying(reply) => self.replay_headers(reply, end_of_stream),
             State::Waiting(ticket) => match self.worker.collect(ticket) {
                 Some(collected) => {
-                    self.held = (collected.reply.body.len(), collected.charged);
+                    self.held.set((collected.reply.body.len(), collected.charged));
                     self.replay_headers(collected.reply, end_of_stream)
                 }
                 // Somebody else answers: Envoy itself, at a deadline for one.
@@ -323,40 +325,47 @@ impl HttpContext for Stream {
             },
             State::Holding(mut held) => {
                 if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
-                    self.state = State::Released(held.released());
+                    self.state.set(State::Released(held.released()));
                 }
                 Action::Continue
             }
-            state @ (State::Released(_) | State::Probing(_)) => {
-                self.state = state;
-                Action::Continue
-            }
+            state @ (State::Released(_) | State::Probing(_)) => self.keep(state, Action::Continue),
             State::Passing | State::Filling(_) => Action::Continue,
         }
     }
 
-    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        if let State::Released(released) = &mut self.state
-            && size > 0
-        {
-            // A message before the request has ended: no unary method does that.
-            self.worker.streams(released.method.take());
+    /// A part of a response's body passes by: `size` bytes.
+    pub fn on_response_body(&self, size: usize, end_of_stream: bool) -> Action {
+        match self.state.take() {
+            State::Filling(reply) if end_of_stream => self.replay_body(&reply, size),
+            state @ State::Filling(_) => self.keep(state, Action::Pause),
+            State::Released(mut released) => {
+                if size > 0 {
+                    // A message before the request has ended: no unary method does that.
+                    self.worker.streams(released.method.take());
+                }
+                self.keep(State::Released(released), Action::Continue)
+            }
+            State::Probing(mut probe) => {
+                if probe.watch(size) {
+                    self.worker.streams(Some(probe.method));
+                    return Action::Continue;
+                }
+                self.keep(State::Probing(probe), Action::Continue)
+            }
+            state => self.keep(state, Action::Continue),
         }
-        if let State::Probing(probe) = &mut self.state
-            && probe.watch(size)
-        {
-            self.worker.streams(Some(probe.method));
-            self.state = State::Passing;
+    }
+
+    /// The stream has ended, one way or another.
+    pub fn on_done(&self) {
+        match self.state.take() {
+            State::Waiting(ticket) => self.worker.leave(ticket),
+            State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
+            _ => (),
         }
-        let State::Filling(reply) = &self.state else { return Action::Continue };
-        if !end_of_stream {
-            return Action::Pause;
-        }
-        // Both are refused only if the stream is going away.
-        let _ = host::set_buffer(BufferType::HttpResponseBody, size, &reply.body);
-        let _ = host::set_header_map(MapType::HttpResponseTrailers, &reply.trailers);
-        self.state = State::Passing;
-        Action::Continue
+        let (bytes, charged) = self.held.take();
+        self.worker.passed_on(bytes, charged);
     }
 }
 

@@ -16,7 +16,6 @@ use collapser_engine::reply::{MARKER, Reply, Shape};
 use collapser_engine::settings::{Hold, Settings};
 use collapser_engine::table::{Outcome, Table};
 use collapser_engine::{Nanos, Waiter, nanos};
-use proxy_wasm::hostcalls::dispatch_http_call;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -50,12 +49,6 @@ pub struct Request {
     pub method: Option<MethodId>,
 }
 
-/// A flight that waits to be dispatched. Only the root context may do that, see [`Worker::wake`].
-struct Departure {
-    flight: FlightId,
-    request: Request,
-}
-
 /// A flight whose call is under way.
 struct Airborne {
     flight: FlightId,
@@ -80,7 +73,6 @@ pub struct Worker {
     table: RefCell<Table>,
     catalog: RefCell<Catalog>,
     grace: RefCell<Grace>,
-    departures: RefCell<Vec<Departure>>,
     airborne: RefCell<HashMap<u32, Airborne>>,
     /// What may still be sent before the next tick.
     slice: Cell<Portion>,
@@ -115,7 +107,6 @@ impl Worker {
             table: RefCell::new(Table::new(&settings)),
             catalog: RefCell::new(Catalog::new(settings.methods.clone())),
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
-            departures: RefCell::default(),
             airborne: RefCell::default(),
             slice: Cell::new(SLICE),
             calls: RefCell::default(),
@@ -197,8 +188,9 @@ impl Worker {
             Outcome::Full => self.metrics.refused.add(1),
             Outcome::Leads(ticket) => {
                 self.metrics.backend_calls.add(1);
-                self.departures.borrow_mut().push(Departure { flight: ticket.flight, request });
-                self.wake();
+                self.depart(ticket.flight, &request, now);
+                // Whatever follows in this callback is the stream's again; it is there, since it runs.
+                let _ = host::set_effective_context(waiter);
             }
         }
         outcome
@@ -234,9 +226,7 @@ impl Worker {
         }
     }
 
-    /// Has the root context called soon, by a message to its own queue. The SDK files a call under the context
-    /// whose callback dispatched it, and drops the response if that context is gone by then;
-    /// only the root context never is.
+    /// Has the root context called soon, by a message to its own queue.
     fn wake(&self) {
         if !self.woken.replace(true) && host::wake(self.queue).is_err() {
             // The next tick does the same work, a little later.
@@ -250,7 +240,6 @@ impl Worker {
     pub fn on_wake(&self) {
         host::drain(self.queue);
         self.woken.set(false);
-        self.depart();
         let Portion { calls, bytes } = self.slice.get();
         self.fan_out(Portion { calls: if bytes == 0 { 0 } else { calls.min(BATCH.calls) }, bytes });
     }
@@ -259,7 +248,6 @@ impl Worker {
     pub fn on_tick(&self) {
         let now = self.now();
         self.postpone_if_late(now);
-        self.depart();
         self.table.borrow_mut().lapse(now);
         self.slice.set(SLICE);
         self.fan_out(BATCH);
@@ -329,34 +317,28 @@ impl Worker {
         self.metrics.evictions.add(landing.evicted);
     }
 
-    fn depart(&self) {
-        for departure in self.departures.take() {
-            if self.dispatch(&departure).is_err() {
-                let cluster = &self.settings.cluster;
-                let message = format!(
-                    "collapser: Envoy refused the call to cluster \"{cluster}\": it does not exist, has no host, or its circuit breaker is open"
-                );
-                self.land(departure.flight, Reply::failure(Code::UNAVAILABLE, &message), self.now());
-            }
+    /// Sends a flight off. The root context does it, which outlives all callers: a call dispatched by a stream dies with
+    /// the stream.
+    fn depart(&self, flight: FlightId, request: &Request, now: Nanos) {
+        if let Ok(call) = self.dispatch(request) {
+            self.airborne
+                .borrow_mut()
+                .insert(call, Airborne { flight, method: request.method, dispatched: now });
+            return;
         }
+        let cluster = &self.settings.cluster;
+        let message = format!(
+            "collapser: Envoy refused the call to cluster \"{cluster}\": it does not exist, has no host, or its circuit breaker is open"
+        );
+        self.land(flight, Reply::failure(Code::UNAVAILABLE, &message), now);
+        self.wake();
     }
 
-    fn dispatch(&self, departure: &Departure) -> host::Result<()> {
-        let leader = Pairs::parse(&departure.request.headers).ok_or(host::Refused)?;
+    fn dispatch(&self, request: &Request) -> host::Result<u32> {
+        let leader = Pairs::parse(&request.headers).ok_or(host::Refused)?;
         let headers = outbound::headers(leader, &self.grpc_timeout);
-        let timeout = self.settings.backend_timeout;
-        let token = dispatch_http_call(
-            &self.settings.cluster,
-            headers,
-            Some(&departure.request.body),
-            Vec::new(),
-            timeout,
-        )
-        .map_err(|_| host::Refused)?;
-        let airborne =
-            Airborne { flight: departure.flight, method: departure.request.method, dispatched: self.now() };
-        self.airborne.borrow_mut().insert(token, airborne);
-        Ok(())
+        host::set_effective_context(self.root)?;
+        host::http_call(&self.settings.cluster, &headers, &request.body, self.settings.backend_timeout)
     }
 
     /// Answers a portion of the waiters and sees to it that the next batch follows.

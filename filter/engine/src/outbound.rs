@@ -1,6 +1,6 @@
 //! The headers of a flight: the leader's, less what was meant for the leader alone.
 
-use crate::pairs::Pairs;
+use crate::pairs::{Pairs, PairsBuilder};
 use std::time::Duration;
 
 /// Headers that end with this hop, that Envoy sets anew, or that a flight has of its own.
@@ -28,17 +28,14 @@ const STEERING: [&[u8]; 7] = [
     b"x-envoy-is-timeout-retry",
 ];
 
-/// The headers of a flight as text pairs. Values that are not text are left out; [`crate::classify`] lets
-/// none of those get here.
-pub fn headers<'a>(leader: Pairs<'a>, timeout: &'a str) -> Vec<(&'a str, &'a str)> {
-    let mut headers = Vec::with_capacity(leader.len() + 1);
+/// The headers of a flight, in the host's form.
+pub fn headers(leader: Pairs<'_>, timeout: &str) -> Box<[u8]> {
+    let mut headers = PairsBuilder::with_capacity(leader.len() + 1);
     for (name, value) in leader.iter().filter(|(name, _)| is_repeated(name)) {
-        if let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value)) {
-            headers.push((name, value));
-        }
+        headers.push(name, value);
     }
-    headers.push(("grpc-timeout", timeout));
-    headers
+    headers.push(b"grpc-timeout", timeout.as_bytes());
+    headers.build()
 }
 
 fn is_repeated(name: &[u8]) -> bool {
@@ -88,7 +85,7 @@ mod tests {
             ("x-envoy-external-address", "a"),
             ("grpc-timeout", "10S"),
         ];
-        assert_eq!(headers, expected);
+        assert_eq!(headers, block(&expected));
     }
 
     #[test]

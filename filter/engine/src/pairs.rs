@@ -90,7 +90,7 @@ impl<'a> Iterator for Iter<'a> {
     }
 }
 
-/// Builds a block. One allocation when the capacities are known.
+/// Builds a block.
 #[derive(Clone, Debug, Default)]
 pub struct PairsBuilder {
     lengths: Vec<(u32, u32)>,
@@ -98,6 +98,11 @@ pub struct PairsBuilder {
 }
 
 impl PairsBuilder {
+    /// A builder with room for so many pairs of ordinary length.
+    pub fn with_capacity(pairs: usize) -> Self {
+        Self { lengths: Vec::with_capacity(pairs), bytes: Vec::with_capacity(pairs * 32) }
+    }
+
     /// Adds a pair at the end; a name already there is added once more. Pairs beyond 4 GiB cannot
     /// be expressed and are left out.
     pub fn push(&mut self, name: &[u8], value: &[u8]) -> &mut Self {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use collapser_loadgen::backend::{Backend, BackendOptions};
+use collapser_loadgen::proto::ComputeRequest;
 use collapser_loadgen::proto::demo_client::DemoClient;
 use collapser_loadgen::sidecar::{Sidecar, SidecarOptions};
 use http::HeaderMap;
@@ -261,4 +262,32 @@ async fn settings_at_their_edges_work() {
         assert_eq!(rig.backend.calls_by_key().len(), 20, "{settings}");
         assert_eq!(rig.accounts(20).await.get("collapser_waiting_requests"), 0.0);
     }
+}
+
+/// A configuration of one's own may lack the large buffers. What does not fit fails, and nobody else notices: Envoy resets the
+/// stream from within the very call that hands it the reply.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_larger_than_envoys_buffer_fails_alone() {
+    let configure = |options: &mut SidecarOptions| {
+        options.config.edit = |config| {
+            let listener = config.pointer_mut("/static_resources/listeners/0").unwrap();
+            listener["per_connection_buffer_limit_bytes"] = json!(65_536);
+            let manager = listener.pointer_mut("/filter_chains/0/filters/0/typed_config").unwrap();
+            manager["http2_protocol_options"]["initial_stream_window_size"] = json!(65_536);
+        };
+    };
+    let mut rig = Rig::start_with(json!({"cache_duration": "10m"}), 0, configure).await;
+    let client = rig.client().await;
+    for round in 0..20 {
+        let large = ComputeRequest { payload_bytes: 3_000_000, ..ask(&format!("{round}")) };
+        // Leader, then hit.
+        for _ in 0..2 {
+            if let Ok(reply) = client.clone().compute(large.clone()).await {
+                assert_eq!(reply.into_inner().payload.len(), 3_000_000);
+            }
+        }
+        client.clone().compute(ask("small")).await.unwrap();
+    }
+    assert!(rig.sidecar.is_running());
+    assert_eq!(rig.sidecar.metrics().await.unwrap().get("envoy_wasm_collapser_vm_reload_success"), 0.0);
 }
