@@ -90,7 +90,7 @@ $(TOOLS)/envoy-%/envoy: | check-python
 ##@ Test
 
 .PHONY: test
-test: test-unit test-wasm test-e2e test-istio test-reliability test-observability ## Run every test but that of the pod (test-pod)
+test: test-unit test-wasm test-host-calls test-e2e test-istio test-reliability test-observability ## Run every test but that of the pod (test-pod)
 
 .PHONY: test-unit
 test-unit: check-rust ## The engine's tests, and those of the load generator and demo backend
@@ -113,7 +113,7 @@ ISTIO_SKIPPED := bypass::a_conversation bypass::a_stream bypass::a_request_large
 	bypass::two_messages bypass::what_comes_right_after drain:: failures::readiness reconfigure:: settings:: tls::
 
 .PHONY: test-istio
-test-istio: wasm wasm-trap programs envoy python-tools ## The same with the configuration that Istio makes of kind/istio/wasmplugin
+test-istio: wasm wasm-trap programs envoy python-tools ## The same with the configuration that Istio makes of kind/istio/demo/wasmplugin
 	@COLLAPSER_CONFIG=$(CURDIR)/envoy/istio-inbound.yaml cargo test --release --package collapser-loadgen --test e2e \
 		-- --test-threads 2 $(ISTIO_SKIPPED:%=--skip %)
 
@@ -132,10 +132,6 @@ test-matrix: $(ENVOY_VERSIONS:%=test-envoy-%) ## The end-to-end tests with every
 test-envoy-%: $(TOOLS)/envoy-%/envoy
 	@echo "== Envoy $*"
 	@$(MAKE) --no-print-directory test-e2e ENVOY=$<
-
-.PHONY: bench
-bench: check-rust ## Benchmark the engine
-	@cargo bench --package collapser-benches
 
 # Fuzzing needs compiler flags that a stable compiler takes only with RUSTC_BOOTSTRAP. The engine is safe Rust, so
 # it is panics and wrong answers that are looked for, and no sanitizer is needed.
@@ -224,7 +220,7 @@ check-rust:
 check-python:
 	@command -v python3 >/dev/null || { echo "error: python3 is missing; on Debian: apt-get install python3 python3-venv" >&2; exit 1; }
 
-include kind/pod.mk kind/observability.mk kind/lint.mk
+include benches/engine.mk benches/e2e.mk kind/pod.mk kind/observability.mk kind/lint.mk
 
 ##@ Other
 

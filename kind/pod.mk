@@ -58,9 +58,10 @@ test-pod: wasm image-programs envoy kubectl ## The pod as shipped, under podman:
 	@ENVOY="$(ENVOY)" PROGRAMS="$(IMAGE_PROGRAMS)" MODULE="$(MODULE)" KUBECTL="$(KUBECTL)" kind/scripts/test-pod.sh
 
 .PHONY: kubectl
-kubectl: $(filter $(TOOLS)/%,$(KUBECTL))
+kubectl: $(filter $(TOOLS)/%,$(KUBECTL)) ## Install the pinned kubectl into .tools (or check the one that KUBECTL names)
 	@command -v "$(KUBECTL)" >/dev/null \
 		|| { echo "error: KUBECTL=$(KUBECTL) is not there; leave it unset to have $(KUBECTL_VERSION) installed into .tools" >&2; exit 1; }
+	@[ "$(KUBECTL)" != "$(TOOLS)/kubectl-$(KUBECTL_VERSION)/bin/kubectl" ] || ln -sfn "$(KUBECTL)" $(TOOLS)/kubectl
 
 $(TOOLS)/kubectl-%/bin/kubectl: | check-python
 	@echo "installing kubectl $*"

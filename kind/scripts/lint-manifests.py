@@ -8,8 +8,8 @@
 - Kubernetes resources: strictly against the schemas of the oldest and the newest Kubernetes
 - Istio resources: against Istio's CRDs (or, where that file is absent, the typed models of Istio 1.24)
 - names that refer to each other: selectors, ports, ConfigMaps, clusters of Istio
-- what Istio makes of its resources: written out as Envoy configuration, which a real Envoy validates, and which
-  the fixture of the end-to-end tests (envoy/istio-inbound.yaml) agrees with
+- what Istio makes of its resources: derived as Envoy configuration, which a real Envoy validates, and which the
+  fixture of the end-to-end tests (envoy/istio-inbound.yaml) agrees with
 
 Prints every fault it finds, and exits with 1 if there is any.
 """
@@ -33,9 +33,9 @@ KIND = ROOT / "kind"
 POD_OWNERS = {"Deployment", "StatefulSet", "DaemonSet", "Job"}
 HCM = "envoy.filters.network.http_connection_manager"
 ROUTER = "envoy.filters.http.router"
-# Where the end-to-end tests run what Istio makes of kind/istio/wasmplugin.
+# Where the end-to-end tests run what Istio makes of kind/istio/wasmplugin, with the demo's backend and ports.
 FIXTURE = ROOT / "envoy" / "istio-inbound.yaml"
-FIXTURE_OF = KIND / "istio" / "wasmplugin"
+FIXTURE_OF = KIND / "istio" / "demo" / "wasmplugin"
 # What a resource that is not formed as expected makes of a check that takes it to be.
 MISSHAPEN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
@@ -243,6 +243,30 @@ def build_all(kubectl, report):
         except yaml.YAMLError as error:
             report.fault(relative(folder), f"kustomize made what is not YAML: {error}")
     return built
+
+
+def check_own_workload(kubectl, report):
+    """The variants of Istio, used for a Deployment that has other labels and another port than the demo's."""
+    report.step("kustomize: Istio's variants for a workload of one's own")
+    workload = {
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "own", "annotations": {"collapser-port": "9000"}},
+        "spec": {"selector": {"matchLabels": {"app": "own"}}, "template": {
+            "metadata": {"labels": {"app": "own"}}, "spec": {"containers": [{"name": "own", "image": "own:1"}]}}}}
+    for variant in ("wasmplugin", "envoyfilter"):
+        component = KIND / "istio" / variant
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder).resolve()
+            (folder / "own.yaml").write_text(yaml.safe_dump(workload))
+            (folder / "kustomization.yaml").write_text(yaml.safe_dump({
+                "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "nameSuffix": "-own",
+                "resources": ["own.yaml"], "components": [os.path.relpath(component, folder)]}))
+            result = run([kubectl, "kustomize", folder])
+        if result.returncode != 0:
+            report.fault(relative(component), f"kustomize, for a workload of one's own: {result.stderr.strip()}")
+        for left in ("50051", "collapser-demo", "bootstrapOverride: collapser-bootstrap\n"):
+            if left in result.stdout:
+                report.fault(relative(component), f"leaves {left.strip()!r} in what is for a workload of one's own")
 
 
 # ---------------------------------------------------------------- schemas
@@ -603,6 +627,13 @@ class Inbound:
         sub_filter = ((listener.get("filterChain") or {}).get("filter") or {}).get("subFilter", {}).get("name")
         if kind == ("LISTENER", "MERGE"):
             merge(self.listener, value)
+        elif kind == ("CLUSTER", "MERGE"):
+            cluster = self.clusters.get((match.get("cluster") or {}).get("name"))
+            if cluster is None:
+                return fault(f"there is no inbound cluster {match.get('cluster')}")
+            # Options are packed messages to Istio, which replaces them as a whole.
+            cluster.get("typed_extension_protocol_options", {}).clear()
+            merge(cluster, value)
         elif kind == ("NETWORK_FILTER", "MERGE"):
             for manager in managers:
                 if value["typed_config"]["@type"] != manager["@type"]:
@@ -820,6 +851,7 @@ def main():
     check_dockerfiles(args.hadolint, report)
     check_cluster(report)
     built = build_all(args.kubectl, report)
+    check_own_workload(args.kubectl, report)
     check_kubernetes(built, args.kubernetes, report)
     check_istio_schemas(built, args.istio_crds, report)
     check_names(built, report)

@@ -11,25 +11,49 @@ work=$PWD/target/pod
 mkdir -p "$work"
 [[ $(id -u) -eq 0 ]] || fail "the pod's test runs as root (podman gives a pod an address that can be reached only then)"
 
+# Names of pods and images are the machine's, so of two runs the second waits. The lock is held by flock itself: a container
+# that is left behind does not keep it.
+if [[ -z ${COLLAPSER_POD_LOCKED:-} ]]; then
+  lock=/run/collapser-test-pod.lock
+  flock --nonblock "$lock" true || echo "another run of this test is under way on this machine; waiting for its end"
+  COLLAPSER_POD_LOCKED=1 exec flock --close "$lock" "$PWD/kind/scripts/test-pod.sh" "$@"
+fi
+
+# Installs what is missing of podman and what it needs, and fails if that is nothing.
 install_podman() {
-  local packages=(podman runc catatonit netavark iptables)
-  command -v apt-get >/dev/null || fail "podman is missing or cannot run a container; it needs ${packages[*]}"
-  echo "installing ${packages[*]}"
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"; } \
-    >"$work/apt.log" 2>&1 || fail "cannot install ${packages[*]}; see $work/apt.log"
+  local package missing=()
+  command -v apt-get >/dev/null && command -v dpkg-query >/dev/null || return
+  for package in podman runc catatonit netavark iptables; do
+    [[ $(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return
+  echo "installing ${missing[*]}"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
+    >"$work/apt.log" 2>&1 || fail "cannot install ${missing[*]}; see $work/apt.log"
 }
 
-# One static program in a pod, to see whether this podman works at all.
-podman_works() {
-  podman pod rm --force collapser-probe 2>/dev/null || true
-  podman build --quiet --file kind/images/loadgen.Dockerfile --tag localhost/collapser-probe:dev "$PROGRAMS" &&
-    podman run --rm --pod new:collapser-probe localhost/collapser-probe:dev --version &&
-    podman pod rm --force collapser-probe
+# One static program in a pod, to see whether podman works with these variables (NAME=VALUE).
+podman_works_with() {
+  env "$@" podman pod rm --force collapser-probe 2>/dev/null || true
+  env "$@" podman build --quiet --file kind/images/loadgen.Dockerfile --tag localhost/collapser-probe:dev "$PROGRAMS" &&
+    env "$@" podman run --rm --pod new:collapser-probe localhost/collapser-probe:dev --version &&
+    env "$@" podman pod rm --force collapser-probe
 }
 
-command -v podman >/dev/null || install_podman
-# For where podman misses what it takes for granted: systemd, high limits, the overlay file system. The user's own
-# configuration comes first and is never changed.
+# The user's own configuration comes first and is never changed. The other is for where podman misses what it takes for
+# granted: systemd, high limits, the overlay file system.
+settle_podman() {
+  local ours=("CONTAINERS_CONF=$work/containers.conf")
+  command -v podman >/dev/null || return
+  if podman_works_with; then return; fi
+  if podman_works_with "${ours[@]}"; then
+    export "${ours[@]}"
+    return
+  fi
+  ours+=(STORAGE_DRIVER=vfs)
+  podman_works_with "${ours[@]}" && export "${ours[@]}"
+}
+
 cat >"$work/containers.conf" <<'CONF'
 [containers]
 default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
@@ -37,17 +61,10 @@ default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
 CONF
-if ! podman_works >"$work/podman.log" 2>&1; then
-  install_podman
-  export CONTAINERS_CONF=$work/containers.conf
-  if ! podman_works >>"$work/podman.log" 2>&1; then
-    export STORAGE_DRIVER=vfs
-    podman_works >>"$work/podman.log" 2>&1 || {
-      tail -n 5 "$work/podman.log" >&2
-      fail "podman cannot run a container here; see $work/podman.log"
-    }
-  fi
-fi
+settle_podman >"$work/podman.log" 2>&1 || { install_podman && settle_podman >>"$work/podman.log" 2>&1; } || {
+  tail -n 5 "$work/podman.log" >&2
+  fail "podman is missing or cannot run a container here; see $work/podman.log"
+}
 echo "$(podman --version)${CONTAINERS_CONF:+, with $CONTAINERS_CONF}"
 
 # Envoy and the libraries that it names, where the loader looks for them.

@@ -133,11 +133,21 @@ pub fn rate_interval() -> String {
     format!("{}s", 4 * seconds)
 }
 
-/// The metrics that a query names.
+/// The metrics that a query names; where it does so by a regular expression, the selector that stands for it.
 pub fn metric_names(expr: &str) -> BTreeSet<String> {
-    let words = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    const BY_PATTERN: &str = "__name__=~\"";
+    let mut pieces = expr.split(BY_PATTERN);
+    let mut named = pieces.next().unwrap_or_default().to_owned();
+    let mut names = BTreeSet::new();
+    for piece in pieces {
+        let (pattern, rest) = piece.split_once('"').unwrap();
+        names.insert(format!("{{{BY_PATTERN}{pattern}\"}}"));
+        named += rest;
+    }
+    let words = named.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let is_metric = |word: &&str| {
         (word.starts_with("collapser_") || word.starts_with("envoy_")) && *word != "envoy_cluster_name"
     };
-    words.filter(is_metric).map(str::to_owned).collect()
+    names.extend(words.filter(is_metric).map(str::to_owned));
+    names
 }
