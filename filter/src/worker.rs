@@ -300,7 +300,7 @@ impl Worker {
         Reply::failure(Code::DEADLINE_EXCEEDED, &message)
     }
 
-    /// A reply for which Envoy has no buffer would not only fail: it would take the process down.
+    /// A reply for which Envoy has no buffer would fail without a word that says why.
     fn in_size(&self, reply: Reply) -> Reply {
         let (size, most) = (reply.body.len(), self.settings.max_replay_bytes);
         if size <= most {
