@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
+use collapser_engine::bytesize;
 use collapser_loadgen::args::parse_duration;
 use serde_json::Value;
 
@@ -118,11 +119,12 @@ fn services_lead_to_the_ports_that_the_settings_name() {
 fn the_memory_limit_leaves_room_above_envoys_heap_limit() {
     let manifests = Manifests::read();
     let limit = &manifests.container("collapser")["resources"]["limits"]["memory"];
-    let mebibytes: u64 = limit.as_str().unwrap().strip_suffix("Mi").unwrap().parse().unwrap();
+    // Kubernetes leaves out the B.
+    let bytes = bytesize::parse(&format!("{}B", limit.as_str().unwrap())).unwrap();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../envoy/envoy.yaml");
     let config: Value = serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let heap = &config["overload_manager"]["resource_monitors"][0]["typed_config"]["max_heap_size_bytes"];
-    assert!(mebibytes * 1024 * 1024 >= heap.as_u64().unwrap() + 200 * 1024 * 1024, "{limit} {heap}");
+    assert!(bytes >= heap.as_u64().unwrap() + 200 * 1024 * 1024, "{limit} {heap}");
 }
 
 #[test]
