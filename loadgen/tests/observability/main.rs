@@ -17,6 +17,7 @@ mod rules;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use collapser_loadgen::args::parse_duration;
 use dashboard::{Dashboard, Substitution, metric_names};
 use load::{Steady, Troubled};
 use prometheus::{Pod, Prometheus, Series, now};
@@ -117,9 +118,12 @@ async fn await_all(prometheus: &Prometheus, steady: &Steady, troubled: &Troubled
         format!("collapser_refused_requests_total{{pod='troubled'}} == {refused}"),
         format!("collapser_abandoned_requests_total{{pod='troubled'}} == {left}"),
         "envoy_cluster_membership_healthy{pod='troubled', envoy_cluster_name='backend'} == 0".to_owned(),
+        "envoy_wasm_collapser_vm_reload_success{pod='troubled'} >= 1".to_owned(),
     ] {
         prometheus.eventually("all that was sent is scraped", &expr).await;
     }
+    // Panels are asked for in steps of this length, and the last step must come after that scrape.
+    tokio::time::sleep(parse_duration(&prometheus::scrape_interval()).unwrap()).await;
 }
 
 async fn assert_every_metric_exists(prometheus: &Prometheus, dashboard: &Dashboard, rules: &Rules) {
