@@ -5,7 +5,8 @@
 //!
 //! - Envoy may call the module from within a host call: what a reply overflows is reset at once, and the stream's
 //!   end comes while the reply is still being set. The SDK holds a borrow meanwhile, panics, and takes Envoy down
-//!   with it. Here no borrow is held over a host call; a context is taken out of its table by reference count first.
+//!   with it. Here no borrow is held over a host call that may end a stream; a context is taken out of its table by
+//!   reference count first.
 //! - Envoy enters the VM for every function that the module exports. The SDK exports all there are; here are those
 //!   that something is done in. A request has three entries less.
 //! - The SDK files a dispatched call under the context whose callback is running, and drops the response if that is
@@ -30,19 +31,19 @@ pub enum Action {
     Pause = 1,
 }
 
-/// The first context that a root has is none; streams have a root.
+/// What Envoy names as a root's parent. A stream's parent is its root.
 const NO_PARENT: u32 = 0;
 
 thread_local! {
     static CONTEXTS: Contexts = const {
-        Contexts { roots: RefCell::new(Table::with_hasher(Ids)), streams: RefCell::new(Table::with_hasher(Ids)) }
+        Contexts {
+            roots: RefCell::new(Table::with_hasher(BuildHasherDefault::new())),
+            streams: RefCell::new(Table::with_hasher(BuildHasherDefault::new())),
+        }
     };
 }
 
-type Ids = BuildHasherDefault<IdHasher>;
-#[allow(non_upper_case_globals)]
-const Ids: Ids = BuildHasherDefault::new();
-type Table<T> = HashMap<u32, Rc<T>, Ids>;
+type Table<T> = HashMap<u32, Rc<T>, BuildHasherDefault<IdHasher>>;
 
 /// Contexts are numbered one after the other; nobody outside chooses the numbers.
 #[derive(Default)]
@@ -104,12 +105,7 @@ fn with_root<T>(id: u32, otherwise: T, run: impl FnOnce(&Root) -> T) -> T {
 }
 
 fn with_stream(id: Waiter, run: impl FnOnce(&Stream) -> Action) -> Action {
-    stream(id).map_or(Action::Continue, |stream| run(&stream))
-}
-
-/// The context of a request, if it is there still.
-pub fn stream(id: Waiter) -> Option<Rc<Stream>> {
-    CONTEXTS.with(|contexts| contexts.stream(id))
+    CONTEXTS.with(|contexts| contexts.stream(id)).map_or(Action::Continue, |stream| run(&stream))
 }
 
 /// Marks the ABI that this module speaks.

@@ -173,7 +173,7 @@ impl Worker {
         self.grace.borrow_mut().leave(place)
     }
 
-    /// Looks up a request that has arrived whole.
+    /// Looks up a request that has arrived whole. For a leader, what follows in this callback is the root's.
     pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, request: Request) -> Outcome {
         self.catalog.borrow_mut().came_whole(request.method);
         let outcome = self.table.borrow_mut().arrive(key, waiter, now);
@@ -189,8 +189,6 @@ impl Worker {
             Outcome::Leads(ticket) => {
                 self.metrics.backend_calls.add(1);
                 self.depart(ticket.flight, &request, now);
-                // Whatever follows in this callback is the stream's again; it is there, since it runs.
-                let _ = host::set_effective_context(waiter);
             }
         }
         outcome

@@ -68,8 +68,8 @@ pub const TABLE: &[Expected] = &[
             ("proxy_record_metric", 1),    // how long the flight took
             ("proxy_send_local_response", 1), // the answer
             ("proxy_set_buffer_bytes", 1), // the recorded message
-            ("proxy_set_effective_context", 4), // root for the flight and back; the waiter for the answer and back
-            ("proxy_set_header_map_pairs", 2),  // the recorded headers and trailers
+            ("proxy_set_effective_context", 3), // root for the flight; the waiter for the answer, and back
+            ("proxy_set_header_map_pairs", 2), // the recorded headers and trailers
         ],
         entries: &[
             ("proxy_on_context_create", 1),
@@ -133,7 +133,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_record_metric", 1_000),
             ("proxy_send_local_response", 1_000),
             ("proxy_set_buffer_bytes", 1_000),
-            ("proxy_set_effective_context", 1_038), // each waiter, and the root after each batch
+            ("proxy_set_effective_context", 1_037), // each waiter, and the root after each batch
             ("proxy_set_header_map_pairs", 2_000),
             ("proxy_set_shared_data", 4),
             ("proxy_set_tick_period_milliseconds", 4), // between slices

@@ -228,21 +228,24 @@ static DRAWN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
 /// Takes a free port where port 0 is asked for.
 fn reserve(addr: SocketAddr) -> anyhow::Result<SocketAddr> {
-    let is_free = |addr: &SocketAddr| TcpListener::bind(addr).is_ok();
     match addr.port() {
-        0 => draw(addr.ip()).find(is_free).with_context(|| format!("no free port on {}", addr.ip())),
+        0 => Ok(SocketAddr::new(addr.ip(), free_port(addr.ip())?)),
         port => Some(addr)
-            .filter(is_free)
+            .filter(|addr| TcpListener::bind(addr).is_ok())
             .with_context(|| format!("port {port} is in use; stop what listens there, or choose another")),
     }
 }
 
-/// Random ports, below the range from which the system gives ports to clients, or one of those might have it by the
-/// time Envoy takes it.
-fn draw(ip: IpAddr) -> impl Iterator<Item = SocketAddr> {
+/// A port that is free at `ip` and that this process was not given before. It is drawn at random from below the range
+/// from which the system gives ports to clients, or one of those might have it by the time Envoy takes it.
+///
+/// # Errors
+/// If none was found in a hundred draws.
+pub fn free_port(ip: IpAddr) -> anyhow::Result<u16> {
     let is_new = |port: &u16| DRAWN.lock().unwrap_or_else(PoisonError::into_inner).insert(*port);
-    let ports = (0..DRAWS).map(|_| rand::random_range(PORTS));
-    ports.filter(is_new).map(move |port| SocketAddr::new(ip, port))
+    let is_free = |port: &u16| TcpListener::bind((ip, *port)).is_ok();
+    let mut ports = (0..DRAWS).map(|_| rand::random_range(PORTS));
+    ports.find(|port| is_new(port) && is_free(port)).with_context(|| format!("no free port on {ip}"))
 }
 
 fn spawn(options: &SidecarOptions, config: &Path, log: &Path) -> anyhow::Result<Child> {

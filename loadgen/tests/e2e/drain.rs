@@ -1,7 +1,7 @@
 //! The sidecar as a pod runs it: told to stop, it fails readiness first, takes calls for a while, lets calls end, and goes.
 //! Told something wrong, it says what.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use collapser_loadgen::backend::{Backend, BackendHandle, BackendOptions};
 use collapser_loadgen::http_ask::ask as ask_http;
 use collapser_loadgen::proto::demo_client::DemoClient;
 use collapser_loadgen::proto::{ComputeReply, ComputeRequest};
+use collapser_loadgen::sidecar;
 use http::{Method, StatusCode, Uri};
 use serde_json::Value;
 use tokio::process::{Child, Command};
@@ -21,10 +22,9 @@ use crate::rig::{ask, channel, eventually, root};
 /// What a busy machine may add to any time.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// A free port, from below those that the system gives to clients.
+/// A port that is free on all addresses.
 pub fn free_port() -> u16 {
-    let draws = (0..100).map(|_| rand::random_range(10_000..32_000));
-    draws.into_iter().find(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok()).unwrap()
+    sidecar::free_port(Ipv4Addr::UNSPECIFIED.into()).unwrap()
 }
 
 /// The program with nothing of this process's environment that it would read.

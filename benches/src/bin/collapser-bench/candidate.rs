@@ -1,13 +1,13 @@
 //! What is compared: Envoy in several configurations, and whatever else is given.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use collapser_loadgen::sidecar::{Sidecar, SidecarOptions};
+use collapser_loadgen::sidecar::{Sidecar, SidecarOptions, free_port};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::{NamedTempFile, TempDir};
@@ -214,7 +214,8 @@ pub struct Peer {
 impl Peer {
     async fn start(command: &str, setup: &Setup<'_>) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
-        let (port, metrics) = (free_port()?, free_port()?);
+        let loopback = Ipv4Addr::LOCALHOST.into();
+        let (port, metrics) = (free_port(loopback)?, free_port(loopback)?);
         let mut shell = Command::new("sh");
         shell.args(["-c", command]).process_group(0).stdin(Stdio::null());
         let log = NamedTempFile::new()?;
@@ -262,8 +263,4 @@ impl Drop for Peer {
         }
         let _ = self.child.wait();
     }
-}
-
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
