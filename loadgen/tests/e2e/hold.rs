@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use collapser_loadgen::payload::payload_for;
+use collapser_loadgen::proto::EchoMessage;
 use collapser_loadgen::sidecar::SidecarOptions;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
 
 use crate::bypass::ping_pong;
 use crate::rig::{Rig, ask, root};
@@ -62,8 +66,18 @@ async fn where_no_filter_holds_calls_pass_and_the_log_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_asks_for_the_hold_itself_changes_nothing() {
     let rig = inbound(json!({"methods": ["!/collapser.demo.v1.Demo/*"]}), 0, |_| ()).await;
-    let mut request = tonic::Request::new(ask("k"));
-    request.metadata_mut().insert("x-collapser-hold", "1".parse().unwrap());
-    rig.client().await.compute(request).await.unwrap();
+    let (send, messages) = mpsc::channel(1);
+    let first = EchoMessage { index: 7, payload: payload_for("7", 100) };
+    send.send(first.clone()).await.unwrap();
+    let mut request = tonic::Request::new(ReceiverStream::new(messages));
+    let mut unary = tonic::Request::new(ask("k"));
+    for metadata in [request.metadata_mut(), unary.metadata_mut()] {
+        metadata.insert("x-collapser-hold", "1".parse().unwrap());
+    }
+    // Were it believed, this stream would be held until its end, which comes only after the answer.
+    let mut client = rig.client().await;
+    let answer = timeout(PATIENCE, client.echo(request)).await.expect("the stream is held").unwrap();
+    assert_eq!(answer.into_inner().message().await.unwrap(), Some(first));
+    client.compute(unary).await.unwrap();
     assert!(!rig.backend.last_request_headers().unwrap().contains_key("x-collapser-hold"));
 }
