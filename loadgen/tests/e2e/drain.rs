@@ -1,7 +1,7 @@
 //! The sidecar as a pod runs it: told to stop, it fails readiness first, takes calls for a while, lets calls end, and goes.
 //! Told something wrong, it says what.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -199,6 +199,41 @@ async fn a_call_that_hangs_does_not_keep_it() {
         answer.unwrap_err();
     }
     assert!(String::from_utf8_lossy(&output.stderr).contains("still in flight"), "{output:?}");
+}
+
+/// What the admin interface is asked for takes at most five seconds; an Envoy that is stopped for longer lets that fail.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_envoy_too_busy_to_answer_drains_all_the_same() {
+    let pod = Pod::start(&[("DRAIN_DELAY", "1s"), ("DRAIN_TIMEOUT", "20s")]).await;
+    let calls = pod.calls(40, 9_500).await;
+    let envoy = envoy_of(pod.child.id().unwrap());
+    pod.terminate();
+    sleep(Duration::from_millis(1_300)).await;
+    signal("-STOP", &envoy);
+    sleep(Duration::from_secs(6)).await;
+    signal("-CONT", &envoy);
+    assert_all_answered(calls).await;
+    assert_clean(&pod.gone(SLACK * 3).await);
+}
+
+/// The process id of the launcher's only child.
+fn envoy_of(launcher: u32) -> String {
+    let path = format!("/proc/{launcher}/task/{launcher}/children");
+    std::fs::read_to_string(path).unwrap().trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_and_probes_may_come_over_ipv6() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return eprintln!("note: this machine has no IPv6; nothing was tested");
+    }
+    let pod = Pod::start(&[("LISTEN_ADDRESS", "::")]).await;
+    let metrics: Uri = format!("http://[::1]:{}", pod.metrics.port_u16().unwrap()).parse().unwrap();
+    assert_eq!(ask_http(Method::GET, &metrics, "/ready").await.unwrap().0, StatusCode::OK);
+    for host in ["[::1]", "127.0.0.1"] {
+        let channel = channel(&format!("http://{host}:{}", pod.grpc.port())).await;
+        DemoClient::new(channel).compute(ask("k")).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

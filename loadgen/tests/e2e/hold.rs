@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use collapser_loadgen::payload::payload_for;
-use collapser_loadgen::proto::EchoMessage;
+use collapser_loadgen::proto::{ComputeRequest, EchoMessage};
 use collapser_loadgen::sidecar::SidecarOptions;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -80,4 +80,17 @@ async fn a_caller_that_asks_for_the_hold_itself_changes_nothing() {
     assert_eq!(answer.into_inner().message().await.unwrap(), Some(first));
     client.compute(unary).await.unwrap();
     assert!(!rig.backend.last_request_headers().unwrap().contains_key("x-collapser-hold"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_passes_late_may_take_its_time() {
+    let rig = inbound(json!({"max_request_bytes": "1KiB"}), 3_000, |config| {
+        let manager =
+            config.pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config");
+        manager.expect("a connection manager")["stream_idle_timeout"] = json!("1s");
+    })
+    .await;
+    let large = ComputeRequest { padding: vec![7; 2_000].into(), ..ask("k") };
+    rig.client().await.compute(large).await.unwrap();
+    assert_eq!(rig.accounts(1).await.get("collapser_bypassed_requests_total{reason=\"too_large\"}"), 1.0);
 }

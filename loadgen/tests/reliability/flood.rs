@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use collapser_loadgen::load::{self, LoadOptions};
 use collapser_loadgen::sidecar::Metrics;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -147,4 +148,21 @@ async fn a_flood_of_keys_over_a_small_cache() {
     Flood { name, settings, keys, payload_bytes: 1_000, most_entries: 10_000, most_bytes: 1 << 20 }
         .run()
         .await;
+}
+
+/// Flights are written whole. Envoy must not take so many frames at once for a flood of the backend.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_of_large_requests_is_no_flood() {
+    let rig = Rig::start(json!({}), 0).await;
+    let options = LoadOptions {
+        backend_url: rig.backend.http_uri(),
+        keys: 700,
+        connections: 10,
+        padding_bytes: 250_000,
+        ..LoadOptions::burst(rig.sidecar.uri(), 700)
+    };
+    let report = load::run(options, |_| ()).await.unwrap();
+    assert!(report.is_clean(), "{report}");
+    let metrics = rig.sidecar.metrics().await.unwrap();
+    assert_eq!(metrics.sum("envoy_cluster_http2_outbound_flood"), 0.0, "{metrics:#?}");
 }
