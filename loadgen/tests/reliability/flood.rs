@@ -156,10 +156,10 @@ async fn a_burst_of_large_requests_is_no_flood() {
     let rig = Rig::start(json!({}), 0).await;
     let options = LoadOptions {
         backend_url: rig.backend.http_uri(),
-        keys: 700,
+        keys: 2_000,
         connections: 10,
         padding_bytes: 250_000,
-        ..LoadOptions::burst(rig.sidecar.uri(), 700)
+        ..LoadOptions::burst(rig.sidecar.uri(), 2_000)
     };
     let report = load::run(options, |_| ()).await.unwrap();
     assert!(report.is_clean(), "{report}");
