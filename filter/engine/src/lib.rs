@@ -29,6 +29,7 @@ pub mod pairs;
 pub mod reply;
 pub mod settings;
 pub mod table;
+mod wire;
 
 /// A point in time, in nanoseconds of some monotonic clock. The engine only ever compares and
 /// subtracts these; where the clock starts does not matter.

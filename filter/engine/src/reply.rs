@@ -7,6 +7,7 @@
 use crate::framing::{self, Framing};
 use crate::grpc::{self, Code};
 use crate::pairs::{Pairs, PairsBuilder};
+use crate::wire::{self, Reader};
 
 /// What an entry costs besides its bytes: links, index and bookkeeping, rounded up.
 const OVERHEAD: usize = 256;
@@ -36,8 +37,17 @@ pub enum Shape {
     Full,
 }
 
+/// What an encoded reply has besides headers, body and trailers, in bytes: flags, code and three lengths.
+const ENCODED_HEAD: usize = 1 + 4 + 3 * 4;
+
+/// Flag of an encoded reply: its shape is [`Shape::Full`].
+const FULL: u8 = 1;
+
+/// Flag of an encoded reply: it is [`Reply::streamed`].
+const STREAMED: u8 = 2;
+
 /// A reply as it is replayed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// Headers with `:status`, in the host's form.
     pub headers: Box<[u8]>,
@@ -142,6 +152,44 @@ impl Reply {
     pub fn weight(&self) -> usize {
         self.headers.len() + self.body.len() + self.trailers.len() + OVERHEAD
     }
+
+    /// The bytes that [`Self::encode`] writes.
+    pub fn encoded_len(&self) -> usize {
+        ENCODED_HEAD + self.headers.len() + self.body.len() + self.trailers.len()
+    }
+
+    /// Writes the reply for other workers behind what is in `out`, which grows once at most.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.reserve(self.encoded_len());
+        let full = if self.shape == Shape::Full { FULL } else { 0 };
+        out.push(full | if self.streamed { STREAMED } else { 0 });
+        out.extend_from_slice(&self.code.0.to_le_bytes());
+        wire::put_bytes(out, &self.headers);
+        wire::put_bytes(out, &self.trailers);
+        wire::put_bytes(out, &self.body);
+    }
+
+    /// Reads what [`Self::encode`] wrote and nothing else: whatever is read here can be replayed.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(bytes);
+        let flags = reader.u8().filter(|flags| flags & !(FULL | STREAMED) == 0)?;
+        let code = Code(reader.u32()?);
+        let (headers, trailers, body) = (reader.bytes()?, reader.bytes()?, reader.bytes()?);
+        let shape = if flags & FULL == 0 { Shape::TrailersOnly } else { Shape::Full };
+        let fits = shape == Shape::Full || (trailers.is_empty() && body.is_empty());
+        if !fits || !reader.is_empty() || Pairs::parse(headers).is_none() || Pairs::parse(trailers).is_none()
+        {
+            return None;
+        }
+        Some(Self {
+            headers: headers.into(),
+            body: body.to_vec(),
+            trailers: trailers.into(),
+            shape,
+            code,
+            streamed: flags & STREAMED != 0,
+        })
+    }
 }
 
 /// The gRPC error for a response that is no gRPC response at all, as a gRPC client would report it
@@ -188,7 +236,8 @@ fn endtoend(pairs: Pairs<'_>) -> PairsBuilder {
 pub(crate) mod tests {
     use super::*;
     use crate::pairs::block;
-    use crate::testing::test;
+    use crate::testing::{runner, test};
+    use proptest::prelude::*;
 
     /// A successful reply that weighs `extra` more than the lightest one.
     pub(crate) fn of_weight(extra: usize) -> Reply {
@@ -310,5 +359,59 @@ pub(crate) mod tests {
         let reply = Reply::failure(Code::UNAVAILABLE, "ä");
         assert_eq!(header(&reply.headers, "grpc-message"), Some("%C3%A4"));
         assert_eq!(header(&reply.headers, "grpc-status"), Some("14"));
+    }
+
+    fn replies() -> impl Strategy<Value = Reply> {
+        let pairs = prop::collection::vec(("[a-z:]{0,8}", "[ -~]{0,8}"), 0..4).prop_map(|pairs| {
+            let pairs: Vec<_> = pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            block(&pairs)
+        });
+        let body = prop::collection::vec(any::<u8>(), 0..40);
+        (pairs.clone(), pairs, body, any::<(bool, u32, bool)>()).prop_map(
+            |(headers, trailers, body, (full, code, streamed))| {
+                let (shape, code) = (if full { Shape::Full } else { Shape::TrailersOnly }, Code(code));
+                let (body, trailers) = if full { (body, trailers) } else { Default::default() };
+                Reply { headers, body, trailers, shape, code, streamed }
+            },
+        )
+    }
+
+    #[test]
+    fn an_encoded_reply_is_read_as_it_was() {
+        runner(if cfg!(target_arch = "wasm32") { 200 } else { 2_000 })
+            .run(&replies(), |reply| {
+                let mut out = b"before".to_vec();
+                reply.encode(&mut out);
+                prop_assert_eq!(out.len(), 6 + reply.encoded_len());
+                prop_assert_eq!(Reply::decode(&out[6..]), Some(reply));
+                prop_assert_eq!(Reply::decode(&out[6..out.len() - 1]), None);
+                out.push(0);
+                prop_assert_eq!(Reply::decode(&out[6..]), None);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn whatever_is_read_as_a_reply_can_be_written_again() {
+        // An encoded reply with some bytes changed: plain noise would be refused at its first length.
+        let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
+        runner(if cfg!(target_arch = "wasm32") { 200 } else { 5_000 })
+            .run(&(replies(), changes), |(reply, changes)| {
+                let mut bytes = Vec::new();
+                reply.encode(&mut bytes);
+                for (at, byte) in changes {
+                    let at = at.index(bytes.len());
+                    bytes[at] = byte;
+                }
+                if let Some(reply) = Reply::decode(&bytes) {
+                    let mut again = Vec::new();
+                    reply.encode(&mut again);
+                    prop_assert_eq!(again, bytes);
+                }
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(Reply::decode(&[]), None);
     }
 }
