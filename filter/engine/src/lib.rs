@@ -16,6 +16,7 @@ pub mod bytesize;
 pub mod cache;
 pub mod catalog;
 pub mod classify;
+pub mod commons;
 pub mod duration;
 pub mod flights;
 pub mod framing;

@@ -1,0 +1,376 @@
+//! One flight for a key across all workers of the process.
+//!
+//! Every worker is a VM of its own, with flights and a cache of its own. What they share is shared data
+//! with compare-and-swap, and queues of which each worker reads one. The commons is what they keep there: who
+//! is in the air, who waits for whom, and replies that have landed. It is asked only where a worker's own
+//! cache and flights know nothing of a key.
+//!
+//! # Where things are
+//!
+//! Shared data cannot be deleted, so there is a fixed set of slots: one is the roster of those who are there, the
+//! others are buckets, chosen by the key. A bucket holds a few flights and replies, and is changed as a
+//! whole: so of two who claim the same key, the compare-and-swap of one fails, and it looks again. A bucket is
+//! full only if all in it are flights in the air; one more is then not shared.
+//!
+//! Slots are made by the first VM, without a condition (see [`crate::lease`]): Envoy configures the main thread's VM
+//! before it starts the others. That VM is a member too, but never serves; whoever is alone with it does without
+//! the commons, at no cost.
+//!
+//! # The life of a flight
+//!
+//! - A worker [claims](Commons::claim) a key. If nothing is known of the key, it writes its flight into the bucket and
+//!   flies. If another is in the air, it adds its queue to that flight's waiters. If a fresh reply is
+//!   there, it takes it.
+//! - The owner [lands](Commons::land): it replaces the flight by the reply if that may be cached and is small, and
+//!   otherwise takes it out, and sends the reply to the queues of those who waited. Whoever is
+//!   not among the waiters by then finds the reply, or nothing, and claims again. A reply too large for a bucket, or not to
+//!   be cached, thus still reaches those who waited for this flight.
+//! - A flight that has nothing to give is [given up](Commons::give_up): its waiters are told to claim again.
+//!
+//! # Who dies
+//!
+//! A waiter does not rely on being told. From time to time, it looks whether its flight [is due](Commons::is_due) for
+//! another claim: at once when the owner has left or has not beaten for [`STALE`], when the flight's deadline has passed,
+//! and in any case after [`RECHECK`]. The claim then finds the flight as it was, or the reply, or nothing, or
+//! a flight whose owner is dead: that is taken over by compare-and-swap, by one of those who try, who
+//! inherits the waiters. So nothing is lost if the owner dies before it flies, in flight, after it wrote
+//! down the reply or halfway through telling the others, nor if it is configured anew.
+//!
+//! An owner that was only slow, and finds its flight taken over when it lands, answers those who wait at its own worker, and
+//! leaves the slot alone. Being taken for dead costs one more upstream call, never a waiter or a wrong answer. A
+//! VM that takes the place of a dead one is another owner.
+//!
+//! # Who is given what
+//!
+//! A flight is known by its key, by its realm (a hash of the settings: listeners share the slots too), and
+//! by its owner and the owner's count. Replies expire by the one monotonic clock of the process. A message may come late, when its
+//! receiver waits for a later flight: [`Freshness`] tells for which waiters it is good; if there are
+//! others, they claim again.
+//!
+//! # What it costs
+//!
+//! In accesses to shared data:
+//!
+//! | what | reads | writes | messages |
+//! |---|---|---|---|
+//! | alone, or known at this worker | 0 | 0 | 0 |
+//! | a reply of another worker | 1 | 0 | 0 |
+//! | to fly | 1 | 1 | 0 |
+//! | to land | 1 | 1 | 1 for each worker that waits |
+//! | to wait | 1 | 1 | 0 |
+//! | to look after a flight, once in [`RECHECK`] | 1 | 0 | 0 |
+//! | to take over a flight | 2 | 1 | 0 |
+//! | to beat, once in [`BEAT`] | 1 | 1 | 0 |
+//!
+//! and a read and a write more whenever somebody else changed the same slot in between. A read copies the bucket.
+//!
+//! Bounded are: the members, the entries of a bucket, the bytes of its replies, the waiters of a flight (each worker once).
+//! Shared data thus takes at most [`BUCKETS`] times the bytes given to [`Commons::new`] and some 9 KB; what has expired
+//! goes when its bucket is next written. The number of workers that wait bounds the copies of a large reply in queues.
+
+mod bucket;
+#[cfg(test)]
+mod courses;
+mod message;
+#[cfg(test)]
+mod model;
+mod roster;
+#[cfg(test)]
+mod tests;
+
+pub use crate::lease::Shared;
+pub use message::{Freshness, Message};
+pub use roster::{BEAT, STALE};
+
+use crate::Nanos;
+use crate::key::Key;
+use crate::reply::Reply;
+use bucket::{Bucket, Entry, Flying, State};
+use roster::Membership;
+use std::borrow::Cow;
+
+/// The layout of the slots: part of their names, so that another version of the filter has slots of its own.
+pub const LAYOUT: u32 = 1;
+
+/// Buckets for flights and replies.
+pub const BUCKETS: u32 = 1024;
+
+/// Slots in all, numbered from 0.
+pub const SLOTS: u32 = 1 + BUCKETS;
+
+/// The slot of the roster.
+const ROSTER: u32 = 0;
+
+/// The most bytes of replies in a bucket: each look at it copies them.
+const MAX_BUCKET_BYTES: usize = 64 << 10;
+
+/// After so long a waiter looks after its flight in any case, in nanoseconds.
+pub const RECHECK: Nanos = 1_000_000_000;
+
+/// How often a slot is tried that others change at the same time.
+const TRIES: u32 = 16;
+
+/// The bytes of replies that a bucket may have, for a cache of so many in all; 0 means no limit.
+pub fn bucket_bytes(max_cache_bytes: usize) -> usize {
+    match max_cache_bytes {
+        0 => MAX_BUCKET_BYTES,
+        limit => (limit / BUCKETS as usize).min(MAX_BUCKET_BYTES),
+    }
+}
+
+/// The right to fly for all, to be handed back by [`Commons::land`] or [`Commons::give_up`].
+#[cfg_attr(test, derive(Clone, Hash))]
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "others wait for this flight until it lands or is given up"]
+pub struct Ticket {
+    key: Key,
+    serial: u64,
+}
+
+/// A flight of another worker that this one waits for.
+#[cfg_attr(test, derive(Hash))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    owner: u64,
+    deadline: Nanos,
+    checked: Nanos,
+}
+
+/// What the one who claims does next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Make the upstream call, and keep the ticket until it has ended.
+    Fly(Ticket),
+    /// Wait for a [`Message`] on the own queue, and keep the request: claim again when told to, and when the watch
+    /// [is due](Commons::is_due). The watch replaces an earlier one for the key.
+    Wait(Watch),
+    /// Answer with this reply, which may be cached until `expires`.
+    Take {
+        /// The reply.
+        reply: Reply,
+        /// Until when it is fresh; later than now.
+        expires: Nanos,
+    },
+    /// Make the upstream call for this worker alone; there is nothing to be handed back.
+    Unshared,
+}
+
+/// A worker's part in the commons.
+#[cfg_attr(test, derive(Clone, Hash))]
+#[derive(Debug)]
+pub struct Commons {
+    me: Membership,
+    serial: u64,
+    max_bytes: usize,
+}
+
+impl Commons {
+    /// Makes the slots that are not there. To be called before anything else.
+    pub fn create_slots(shared: &impl Shared) {
+        // They are made in order: with the last one, all are there.
+        if shared.get(SLOTS - 1).is_some() {
+            return;
+        }
+        let (roster, bucket) = (roster::empty(), Bucket::default().encode());
+        for slot in (0..SLOTS).filter(|slot| shared.get(*slot).is_none()) {
+            shared.set(slot, if slot == ROSTER { &roster } else { &bucket }, 0);
+        }
+    }
+
+    /// The part of a worker that is not there yet. `owner` tells it from all others: random, and not 0. `realm` is the same for
+    /// those among whom any reply may be shared. `queue` is where others leave messages for it. A bucket holds
+    /// replies of `max_bytes` in all, see [`bucket_bytes`].
+    pub fn new(owner: u64, realm: u64, queue: u32, max_bytes: usize) -> Self {
+        Self { me: Membership::new(owner, realm, queue), serial: 0, max_bytes }
+    }
+
+    /// Whether there is nobody to share with, as far as is known.
+    pub fn alone(&self) -> bool {
+        self.me.is_alone()
+    }
+
+    /// Tells the others that this worker lives, and learns who else does. To be called at once, and then on each tick:
+    /// before its time, it does nothing.
+    pub fn beat(&mut self, now: Nanos, shared: &impl Shared) {
+        self.me.beat(now, shared);
+    }
+
+    /// Leaves. Flights not given up before are taken over by others.
+    pub fn end(&mut self, shared: &impl Shared) {
+        self.me.end(shared);
+    }
+
+    /// A key is needed of which this worker has neither reply nor flight, or has one of another worker to look after.
+    /// `deadline` is when a flight begun now will have ended for certain: its timeout, and then some.
+    pub fn claim(&mut self, key: &Key, now: Nanos, deadline: Nanos, shared: &impl Shared) -> Claim {
+        self.me.show_up(now, shared);
+        if self.alone() {
+            return Claim::Unshared;
+        }
+        for _ in 0..TRIES {
+            let Some((record, token)) = shared.get(slot_of(key)) else { break };
+            let (claim, change) = self.decide(Bucket::read(&record), key, now, deadline, shared);
+            if change.is_none_or(|record| shared.set(slot_of(key), &record, token)) {
+                return claim;
+            }
+        }
+        Claim::Unshared
+    }
+
+    /// What is to be done by what the bucket says, and what the bucket has to be changed to first.
+    fn decide(
+        &mut self,
+        mut bucket: Bucket<'_>,
+        key: &Key,
+        now: Nanos,
+        deadline: Nanos,
+        shared: &impl Shared,
+    ) -> (Claim, Option<Vec<u8>>) {
+        let mut waiters = Vec::new();
+        match bucket.take(key, self.me.realm) {
+            Some(State::Landed { expires, reply }) if expires > now => {
+                if let Some(reply) = Reply::decode(&reply) {
+                    return (Claim::Take { reply, expires }, None);
+                }
+            }
+            Some(State::Flying(flying)) if self.is_in_air(&flying, now, shared) => {
+                return self.wait(bucket, key, flying, now);
+            }
+            Some(State::Flying(flying)) => waiters = flying.waiters,
+            _ => (),
+        }
+        if !bucket.make_room(0, usize::MAX, now) {
+            return (Claim::Unshared, None);
+        }
+        waiters.retain(|queue| *queue != self.me.queue);
+        self.serial += 1;
+        let flying = Flying { owner: self.me.owner, serial: self.serial, deadline, waiters };
+        bucket.put(self.entry(key, State::Flying(flying)));
+        (Claim::Fly(Ticket { key: *key, serial: self.serial }), Some(bucket.encode()))
+    }
+
+    /// Whether somebody else's flight is worth waiting for. One of this worker's own is not: it claims only what it
+    /// no longer has.
+    fn is_in_air(&mut self, flying: &Flying, now: Nanos, shared: &impl Shared) -> bool {
+        let is_own = flying.owner == self.me.owner;
+        !is_own && flying.deadline > now && !self.me.is_dead(flying.owner, now, shared)
+    }
+
+    fn wait(
+        &self,
+        mut bucket: Bucket<'_>,
+        key: &Key,
+        mut flying: Flying,
+        now: Nanos,
+    ) -> (Claim, Option<Vec<u8>>) {
+        let watch = Watch { owner: flying.owner, deadline: flying.deadline, checked: now };
+        if flying.waiters.contains(&self.me.queue) {
+            return (Claim::Wait(watch), None);
+        }
+        if flying.waiters.len() >= roster::MEMBERS {
+            return (Claim::Unshared, None);
+        }
+        flying.waiters.push(self.me.queue);
+        bucket.put(self.entry(key, State::Flying(flying)));
+        (Claim::Wait(watch), Some(bucket.encode()))
+    }
+
+    /// Whether it is time to claim again a key that this worker waits for. Costs no access to shared data.
+    pub fn is_due(&self, watch: &Watch, now: Nanos) -> bool {
+        now >= watch.deadline
+            || now.saturating_sub(watch.checked) >= RECHECK
+            || self.me.seems_dead(watch.owner)
+    }
+
+    /// The flight has ended with a reply that may be given to others until `expires`; not after now means to nobody
+    /// who does not wait yet. Returns the queues to which [`Self::reply_message`] is to be sent.
+    pub fn land(
+        &mut self,
+        ticket: Ticket,
+        reply: &Reply,
+        expires: Nanos,
+        now: Nanos,
+        shared: &impl Shared,
+    ) -> Vec<u32> {
+        if expires <= now || reply.encoded_len() > self.max_bytes {
+            return self.take_out(&ticket, None, now, shared);
+        }
+        let mut bytes = Vec::new();
+        reply.encode(&mut bytes);
+        self.take_out(&ticket, Some((&bytes, expires)), now, shared)
+    }
+
+    /// The flight has ended without anything that could be given to others. Returns the queues to which
+    /// [`Self::gone_message`] is to be sent.
+    pub fn give_up(&mut self, ticket: Ticket, now: Nanos, shared: &impl Shared) -> Vec<u32> {
+        self.take_out(&ticket, None, now, shared)
+    }
+
+    /// Puts a reply in the place of a flight, or nothing. Returns the queues of those who waited.
+    fn take_out(
+        &mut self,
+        ticket: &Ticket,
+        reply: Option<(&[u8], Nanos)>,
+        now: Nanos,
+        shared: &impl Shared,
+    ) -> Vec<u32> {
+        let slot = slot_of(&ticket.key);
+        let mut waiters = Vec::new();
+        for attempt in 1..=TRIES {
+            let Some((record, token)) = shared.get(slot) else { return Vec::new() };
+            let mut bucket = Bucket::read(&record);
+            match bucket.take(&ticket.key, self.me.realm) {
+                Some(State::Flying(flying)) if self.is_own(&flying, ticket) => waiters = flying.waiters,
+                // Somebody has taken it over.
+                _ => return Vec::new(),
+            }
+            // If others change the slot again and again, all that is theirs goes: they claim again. A flight that
+            // stayed there though it has ended would be worse.
+            let is_last = attempt == TRIES;
+            if is_last {
+                bucket = Bucket::default();
+            }
+            self.publish(&mut bucket, &ticket.key, reply, now);
+            if shared.set(slot, &bucket.encode(), if is_last { 0 } else { token }) {
+                break;
+            }
+        }
+        self.me.keep_read(&mut waiters, now, shared);
+        waiters
+    }
+
+    fn publish<'a>(&self, bucket: &mut Bucket<'a>, key: &Key, reply: Option<(&'a [u8], Nanos)>, now: Nanos) {
+        if let Some((reply, expires)) = reply
+            && bucket.make_room(reply.len(), self.max_bytes, now)
+        {
+            bucket.put(self.entry(key, State::Landed { expires, reply: Cow::Borrowed(reply) }));
+        }
+    }
+
+    fn is_own(&self, flying: &Flying, ticket: &Ticket) -> bool {
+        flying.owner == self.me.owner && flying.serial == ticket.serial
+    }
+
+    fn entry<'a>(&self, key: &Key, state: State<'a>) -> Entry<'a> {
+        Entry { key: *key, realm: self.me.realm, state }
+    }
+
+    /// The message with a reply for those who wait for `key`.
+    pub fn reply_message(&self, key: &Key, freshness: Freshness, reply: &Reply) -> Vec<u8> {
+        message::reply(key, self.me.realm, freshness, reply)
+    }
+
+    /// The message that tells those who wait for `key` to claim again.
+    pub fn gone_message(&self, key: &Key) -> Vec<u8> {
+        message::gone(key, self.me.realm)
+    }
+
+    /// Reads a message from the own queue. `None` is not meant for this worker's realm, or no message at all.
+    pub fn read(&self, message: &[u8]) -> Option<Message> {
+        message::read(message, self.me.realm)
+    }
+}
+
+fn slot_of(key: &Key) -> u32 {
+    1 + (key.halves().0 % u64::from(BUCKETS)) as u32
+}
