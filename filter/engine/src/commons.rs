@@ -1,51 +1,63 @@
 //! One flight for a key across all workers of the process.
 //!
-//! Every worker is a VM of its own, with flights and a cache of its own. What they share is shared data
-//! with compare-and-swap, and queues of which each worker reads one. The commons is what they keep there: who
-//! is in the air, who waits for whom, and replies that have landed. It is asked only where a worker's own
-//! cache and flights know nothing of a key.
+//! Every worker is a VM of its own, with flights and a cache of its own. What workers share is shared data with
+//! compare-and-swap, and queues, of which each worker reads one. The commons is what they keep there: who is in
+//! the air, who waits for whom, and replies that have landed. It is asked only where a worker's own cache and
+//! flights know nothing of a key.
 //!
 //! # Where things are
 //!
 //! Shared data cannot be deleted, so there is a fixed set of slots: one is the roster of those who are there, the
-//! others are buckets, chosen by the key. A bucket holds a few flights and replies, and is changed as a
-//! whole: so of two who claim the same key, the compare-and-swap of one fails, and it looks again. A bucket is
-//! full only if all in it are flights in the air; one more is then not shared.
+//! others are buckets, chosen by the key. A bucket holds a few flights and replies and is changed as a whole: of
+//! two who claim the same key at once, one fails to write, and looks again. All that there is of a key is in one
+//! bucket, so nobody overlooks a flight and nobody looks into several. A bucket is full only if all in it are
+//! flights in the air; one more is then not shared. Whoever prepares keys to that end gains nothing else by it.
 //!
-//! Slots are made by the first VM, without a condition (see [`crate::lease`]): Envoy configures the main thread's VM
-//! before it starts the others. That VM is a member too, but never serves; whoever is alone with it does without
-//! the commons, at no cost.
+//! Slots are made by the first VM, without a condition (see [`crate::lease`]): Envoy configures the main thread's
+//! VM before it starts the others. That VM is a member too, but never serves; whoever is alone with it does
+//! without the commons, at no cost.
 //!
 //! # The life of a flight
 //!
-//! - A worker [claims](Commons::claim) a key. If nothing is known of the key, it writes its flight into the bucket and
-//!   flies. If another is in the air, it adds its queue to that flight's waiters. If a fresh reply is
-//!   there, it takes it.
-//! - The owner [lands](Commons::land): it replaces the flight by the reply if that may be cached and is small, and
-//!   otherwise takes it out, and sends the reply to the queues of those who waited. Whoever is
-//!   not among the waiters by then finds the reply, or nothing, and claims again. A reply too large for a bucket, or not to
-//!   be cached, thus still reaches those who waited for this flight.
+//! - A worker [claims](Commons::claim) a key. If nothing is known of it, the worker writes its flight into the
+//!   bucket and flies. If another flight is in the air, it adds its queue to that flight's waiters. If a fresh
+//!   reply is there, it takes that.
+//! - The owner [lands](Commons::land): it puts the reply in the place of the flight if that may be cached and is
+//!   small, or else nothing, and sends the reply to the queues of those who waited. Whoever was too late to be
+//!   among them finds the reply, or nothing, and claims. Even a reply that is too large for a bucket, or that
+//!   may not be cached, thus reaches those who waited for this flight.
 //! - A flight that has nothing to give is [given up](Commons::give_up): its waiters are told to claim again.
 //!
 //! # Who dies
 //!
-//! A waiter does not rely on being told. From time to time, it looks whether its flight [is due](Commons::is_due) for
-//! another claim: at once when the owner has left or has not beaten for [`STALE`], when the flight's deadline has passed,
-//! and in any case after [`RECHECK`]. The claim then finds the flight as it was, or the reply, or nothing, or
-//! a flight whose owner is dead: that is taken over by compare-and-swap, by one of those who try, who
-//! inherits the waiters. So nothing is lost if the owner dies before it flies, in flight, after it wrote
-//! down the reply or halfway through telling the others, nor if it is configured anew.
+//! A waiter does not rely on being told. On its ticks it looks whether it [is due](Commons::is_due) to claim again:
+//! when the owner has left or has not beaten for [`STALE`], when the flight's deadline has passed, and in any
+//! case after [`RECHECK`]. It then finds the flight as it was, or the reply, or nothing, or a flight whose owner
+//! is dead. That one is taken over, again by compare-and-swap: one of those who try succeeds, and inherits the
+//! waiters. So nobody is lost if the owner dies before its call, during it, after it wrote down the reply or
+//! halfway through telling the others, nor if it is configured anew. A VM that takes the place of a dead one is
+//! another owner.
 //!
-//! An owner that was only slow, and finds its flight taken over when it lands, answers those who wait at its own worker, and
-//! leaves the slot alone. Being taken for dead costs one more upstream call, never a waiter or a wrong answer. A
-//! VM that takes the place of a dead one is another owner.
+//! An owner that was only slow, and whose flight has been taken over when it lands, answers those who wait at its
+//! own worker and leaves the bucket alone. To be taken for dead costs an upstream call, never a waiter or a
+//! wrong answer.
 //!
 //! # Who is given what
 //!
-//! A flight is known by its key, by its realm (a hash of the settings: listeners share the slots too), and
-//! by its owner and the owner's count. Replies expire by the one monotonic clock of the process. A message may come late, when its
-//! receiver waits for a later flight: [`Freshness`] tells for which waiters it is good; if there are
-//! others, they claim again.
+//! A flight is known by its key, its realm (a hash of the settings, since listeners share the slots), its owner
+//! and the owner's count. Replies expire by the one monotonic clock of the process. A message may come late, when
+//! its receiver waits for a later flight: [`Freshness`] tells for which of those who wait it is good; the others
+//! are claimed for again.
+//!
+//! # What a worker does
+//!
+//! - At its start: [`Commons::create_slots`], [`Commons::beat`]. On each tick: [`Commons::beat`], then
+//!   [`Commons::claim`] for each key whose watch [is due](Commons::is_due).
+//! - For a request that would start a flight: [`Commons::claim`], and what the [`Claim`] says.
+//! - When a flight with a ticket ends: [`Commons::land`] or [`Commons::give_up`], and the message to each queue.
+//! - When its queue has messages: [`Commons::read`] each. A reply answers those it is good for; if anybody is left,
+//!   or the flight is gone, it claims again. Messages for keys that it does not watch are dropped.
+//! - At its end: [`Commons::give_up`] for each ticket, then [`Commons::end`].
 //!
 //! # What it costs
 //!
@@ -62,11 +74,12 @@
 //! | to take over a flight | 2 | 1 | 0 |
 //! | to beat, once in [`BEAT`] | 1 | 1 | 0 |
 //!
-//! and a read and a write more whenever somebody else changed the same slot in between. A read copies the bucket.
+//! A read and a write more whenever somebody else changed the same slot in between, and a read more to learn of
+//! one who came since the last beat. A read copies the bucket.
 //!
-//! Bounded are: the members, the entries of a bucket, the bytes of its replies, the waiters of a flight (each worker once).
-//! Shared data thus takes at most [`BUCKETS`] times the bytes given to [`Commons::new`] and some 9 KB; what has expired
-//! goes when its bucket is next written. The number of workers that wait bounds the copies of a large reply in queues.
+//! All is bounded: members, entries of a bucket, bytes of its replies, waiters of a flight (each worker once).
+//! Shared data takes at most [`BUCKETS`] times the bytes given to [`Commons::new`] and 9 KB; what has expired goes
+//! when its bucket is next written. Queues hold a copy of a reply for each worker that waits for it, until read.
 
 mod bucket;
 #[cfg(test)]
@@ -177,9 +190,9 @@ impl Commons {
         }
     }
 
-    /// The part of a worker that is not there yet. `owner` tells it from all others: random, and not 0. `realm` is the same for
-    /// those among whom any reply may be shared. `queue` is where others leave messages for it. A bucket holds
-    /// replies of `max_bytes` in all, see [`bucket_bytes`].
+    /// The part of a worker that is not there yet. `owner` tells it from all others: random, and not 0. `realm` is
+    /// the same for those among whom any reply may be shared. `queue` is where others leave messages for it. A
+    /// bucket holds replies of `max_bytes` in all, see [`bucket_bytes`].
     pub fn new(owner: u64, realm: u64, queue: u32, max_bytes: usize) -> Self {
         Self { me: Membership::new(owner, realm, queue), serial: 0, max_bytes }
     }
@@ -200,8 +213,9 @@ impl Commons {
         self.me.end(shared);
     }
 
-    /// A key is needed of which this worker has neither reply nor flight, or has one of another worker to look after.
-    /// `deadline` is when a flight begun now will have ended for certain: its timeout, and then some.
+    /// A key is needed of which this worker has neither reply nor flight, or for which it waits already. `deadline` is
+    /// when a flight begun now will have ended for certain: its timeout, and then some, or its waiters would take over
+    /// what is just being landed.
     pub fn claim(&mut self, key: &Key, now: Nanos, deadline: Nanos, shared: &impl Shared) -> Claim {
         self.me.show_up(now, shared);
         if self.alone() {

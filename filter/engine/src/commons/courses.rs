@@ -1,9 +1,10 @@
 //! The protocol, step by step: all courses that a few workers can take, and random ones of more.
 
-use super::model::{Action, Ending, MILLISECOND, World};
+use super::model::{Action, Ending, MILLISECOND, Tally, World};
 use super::*;
 use crate::testing::{runner, test};
 use proptest::prelude::*;
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
 
@@ -43,6 +44,9 @@ fn tell(path: &Option<Rc<Path>>) -> String {
 }
 
 const KEY: u32 = 0;
+
+/// There are so many states at the least; fewer tell that the walk ends early.
+const MANY: usize = 5_000;
 
 impl Courses {
     /// Walks all of them; returns how many states there were.
@@ -95,10 +99,10 @@ impl Courses {
         if had_no_fault && !world.is_answered() {
             return Err("somebody waits for a fault".into());
         }
-        if world.unshared > 0 {
+        if world.tally.unshared > 0 {
             return Err("a flight was not shared".into());
         }
-        if self.one_call && had_no_fault && world.flights > 1 {
+        if self.one_call && had_no_fault && world.tally.flights > 1 {
             return Err("more than one call".into());
         }
         world.clone().goes_on()
@@ -120,40 +124,37 @@ fn spend(mut left: Left, action: Action) -> Left {
 fn workers_without_a_fault_make_one_call() {
     let left = Left { arrivals: [2, 2, 2], crashes: 0, restarts: 0, stalls: 0 };
     let endings = &[Ending::Cached];
-    let states = Courses { workers: 3, ttl: STALE, endings, left, one_call: true }.walk();
-    eprintln!("{states} states");
+    assert!(Courses { workers: 3, ttl: STALE, endings, left, one_call: true }.walk() > MANY);
 }
 
 #[test]
 fn workers_without_a_fault_and_without_a_cache() {
     let left = Left { arrivals: [2, 1, 1], crashes: 0, restarts: 0, stalls: 0 };
     let endings = &[Ending::NotCached, Ending::Large, Ending::GivenUp];
-    let states = Courses { workers: 3, ttl: STALE, endings, left, one_call: false }.walk();
-    eprintln!("{states} states");
+    assert!(Courses { workers: 3, ttl: STALE, endings, left, one_call: false }.walk() > MANY);
 }
 
 #[test]
 fn two_workers_with_every_crash_and_stall() {
     let left = Left { arrivals: [2, 1, 0], crashes: 1, restarts: 0, stalls: 2 };
     let endings = &[Ending::Cached, Ending::NotCached];
-    let states = Courses { workers: 2, ttl: 5 * STALE, endings, left, one_call: false }.walk();
-    eprintln!("{states} states");
+    assert!(Courses { workers: 2, ttl: 5 * STALE, endings, left, one_call: false }.walk() > MANY);
 }
 
 #[test]
 fn two_workers_with_every_crash_and_restart() {
     let left = Left { arrivals: [2, 1, 0], crashes: 1, restarts: 1, stalls: 1 };
     let endings = &[Ending::Cached];
-    let states = Courses { workers: 2, ttl: STALE, endings, left, one_call: false }.walk();
-    eprintln!("{states} states");
+    assert!(Courses { workers: 2, ttl: STALE, endings, left, one_call: false }.walk() > MANY);
 }
 
 #[test]
 fn three_workers_with_every_crash() {
-    let left = Left { arrivals: [1, 1, 1], crashes: 1, restarts: 0, stalls: 1 };
+    // Under Node, in a time that can be borne.
+    let arrivals = if cfg!(target_arch = "wasm32") { [1, 1, 0] } else { [1, 1, 1] };
+    let left = Left { arrivals, crashes: 1, restarts: 0, stalls: 1 };
     let endings = &[Ending::Cached];
-    let states = Courses { workers: 3, ttl: 1, endings, left, one_call: false }.walk();
-    eprintln!("{states} states");
+    assert!(Courses { workers: 3, ttl: 1, endings, left, one_call: false }.walk() > MANY);
 }
 
 /// More keys than a bucket has entries, all in one bucket, and one in another.
@@ -171,27 +172,27 @@ const KEYS: [u32; 11] = [
     9 * BUCKETS,
 ];
 
-const ENDINGS: [Ending; 6] =
-    [Ending::Cached, Ending::Cached, Ending::Cached, Ending::NotCached, Ending::Large, Ending::GivenUp];
+const ENDINGS: &[Ending] = &[Ending::Cached, Ending::NotCached, Ending::Large, Ending::GivenUp];
 
-/// One of the things that may happen; all is chosen by the dice.
-fn any_action(world: &World, [kind, worker, key, at]: [u8; 4]) -> Option<Action> {
+/// One of the things that may happen, chosen by the dice; arrivals are for the first so many keys.
+fn any_action(world: &World, keys: usize, [kind, worker, key, at]: [u8; 4]) -> Option<Action> {
     let worker = usize::from(worker) % world.workers();
     let (is_alive, is_idle) = (world.is_alive(worker), world.is_idle(worker));
-    // Mostly the first few keys, so that workers meet.
-    let key = KEYS[usize::from(key.min(key.rotate_left(3))) * KEYS.len() / 256];
+    let key = KEYS[usize::from(key) % keys];
     match kind {
-        0..40 => is_idle.then_some(Action::Arrive { worker, key }),
-        40..50 => Some(Action::Wait((1 + Nanos::from(at)) * MILLISECOND / 2)),
-        50..53 => is_alive.then_some(Action::Crash(worker)),
-        53..55 => is_idle.then_some(Action::Leave(worker)),
-        55..65 => (!is_alive).then_some(Action::Restart(worker)),
-        65 => Some(Action::Lose(worker)),
-        66 => Some(Action::Stall((at % 2 == 0).then_some(worker))),
-        67..100 => is_idle.then_some(Action::Beat(worker)),
+        0..50 => is_idle.then_some(Action::Arrive { worker, key }),
+        50..60 => Some(Action::Wait((1 + Nanos::from(at)) * MILLISECOND / 4)),
+        60..62 => is_alive.then_some(Action::Crash(worker)),
+        62 => is_idle.then_some(Action::Leave(worker)),
+        63..73 => (!is_alive).then_some(Action::Restart(worker)),
+        73 => Some(Action::Lose(worker)),
+        74..77 => Some(Action::Stall((at % 4 > 0).then_some(worker))),
+        77..100 => is_idle.then_some(Action::Beat(worker)),
         _ => {
+            // Flights take long.
+            let endings = if at % 8 == 0 { ENDINGS } else { &[] };
             let mut actions = Vec::new();
-            world.enabled(&ENDINGS[usize::from(at) % ENDINGS.len()..][..1], &mut actions);
+            world.enabled(endings, &mut actions);
             let count = actions.len().max(1);
             actions.get((usize::from(at) * 7 + worker) % count).copied()
         }
@@ -201,15 +202,21 @@ fn any_action(world: &World, [kind, worker, key, at]: [u8; 4]) -> Option<Action>
 #[test]
 fn whatever_workers_do_everybody_is_answered_rightly() {
     let dice = prop::collection::vec(any::<[u8; 4]>(), 0..600);
-    runner(if cfg!(target_arch = "wasm32") { 20 } else { 400 })
-        .run(&(dice, 1..3 * STALE), |(dice, ttl)| {
+    let all = RefCell::new(Tally::default());
+    runner(if cfg!(target_arch = "wasm32") { 50 } else { 3_000 })
+        .run(&(dice, 1..=KEYS.len(), 1..STALE), |(dice, keys, ttl)| {
             let mut world = World::new(&[1, 1, 1, 2, 2], &KEYS, ttl);
             for dice in dice {
-                if let Some(action) = any_action(&world, dice) {
+                if let Some(action) = any_action(&world, keys, dice) {
                     world.act(action).map_err(TestCaseError::fail)?;
                 }
             }
+            all.borrow_mut().add(world.tally);
             world.goes_on().map_err(TestCaseError::fail)
         })
         .unwrap();
+    let Tally { flights, unshared, waited, taken, told, lost } = all.into_inner();
+    let counts = [flights, unshared, waited, taken, told, lost];
+    assert!(counts.iter().all(|count| *count > 0) || cfg!(target_arch = "wasm32"), "{counts:?}");
+    eprintln!("{counts:?}");
 }

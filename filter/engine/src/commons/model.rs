@@ -217,6 +217,17 @@ pub(super) enum Action {
     Stall(Option<usize>),
 }
 
+impl Tally {
+    pub(super) fn add(&mut self, other: Self) {
+        self.flights += other.flights;
+        self.unshared += other.unshared;
+        self.waited += other.waited;
+        self.taken += other.taken;
+        self.told += other.told;
+        self.lost += other.lost;
+    }
+}
+
 #[derive(Clone)]
 pub(super) struct World {
     pub(super) now: Nanos,
@@ -228,10 +239,24 @@ pub(super) struct World {
     keys: Vec<u32>,
     ttl: Nanos,
     started: u64,
+    pub(super) tally: Tally,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
     /// Upstream calls.
     pub(super) flights: usize,
-    /// Claims that were not shared though there was somebody to share with.
+    /// Those not shared though there was somebody to share with.
     pub(super) unshared: usize,
+    /// Claims that were to wait.
+    pub(super) waited: usize,
+    /// Replies taken from a bucket.
+    pub(super) taken: usize,
+    /// Replies that came by message and answered somebody.
+    pub(super) told: usize,
+    /// Flights whose owner had lost them when they landed.
+    pub(super) lost: usize,
 }
 
 /// Bytes of replies in a bucket.
@@ -251,8 +276,7 @@ impl World {
             keys: keys.to_vec(),
             ttl,
             started: 0,
-            flights: 0,
-            unshared: 0,
+            tally: Tally::default(),
         };
         world.memory.set(ROSTER, &roster::empty(), 0);
         for key in keys {
@@ -289,6 +313,7 @@ impl World {
     }
 
     fn all_beat(&mut self, but: Option<usize>) {
+        self.doubt();
         let memory = RefCell::new(std::mem::take(&mut self.memory));
         self.mains.iter_mut().for_each(|main| main.beat(self.now, &open(&memory)));
         self.memory = memory.into_inner();
@@ -415,17 +440,19 @@ impl World {
             self.now += BEAT;
             self.finish_running()?;
             self.all_beat(None);
-            let mut actions = Vec::new();
-            self.enabled(&[Ending::Cached], &mut actions);
-            while let Some(action) = actions.pop() {
-                if self.is_due(action) {
-                    self.act(action)?;
-                    actions.clear();
-                    self.enabled(&[Ending::Cached], &mut actions);
-                }
-            }
+            self.do_what_is_due()?;
         }
         Ok(())
+    }
+
+    fn do_what_is_due(&mut self) -> Checked {
+        for _ in 0..1_000 {
+            let mut actions = Vec::new();
+            self.enabled(&[Ending::Cached], &mut actions);
+            let Some(action) = actions.into_iter().find(|action| self.is_due(*action)) else { return Ok(()) };
+            self.act(action)?;
+        }
+        Err("there is no end of it".into())
     }
 
     fn finish_running(&mut self) -> Checked {
@@ -437,18 +464,21 @@ impl World {
         Ok(())
     }
 
-    fn is_due(&mut self, action: Action) -> bool {
+    fn is_due(&self, action: Action) -> bool {
         let Action::End { worker, key, .. } = action else { return true };
-        let now = self.now;
-        match &self.place(worker, key).local {
-            Some(Local::Flying { since, .. }) => now - since >= FLIGHT,
+        match &self.workers[worker].places[self.index(key)].local {
+            Some(Local::Flying { since, .. }) => self.now - since >= FLIGHT,
             _ => true,
         }
     }
 
     fn place(&mut self, worker: usize, key: u32) -> &mut Place {
-        let at = self.keys.iter().position(|known| *known == key).expect("a key of this world");
+        let at = self.index(key);
         &mut self.workers[worker].places[at]
+    }
+
+    fn index(&self, key: u32) -> usize {
+        self.keys.iter().position(|known| *known == key).expect("a key of this world")
     }
 
     fn start(&mut self, worker: usize, operation: Operation) {
@@ -500,6 +530,7 @@ impl World {
                     Claim::Fly(ticket) => Some(ticket),
                     Claim::Unshared => None,
                     Claim::Wait(watch) => {
+                        self.tally.waited += 1;
                         self.place(number, key).local = Some(Local::Watching { watch, is_told: false });
                         return Ok(());
                     }
@@ -507,13 +538,14 @@ impl World {
                         if expires <= since {
                             return Err("an expired reply was taken".into());
                         }
+                        self.tally.taken += 1;
                         self.place(number, key).local = None;
                         return self.answer(number, key, &reply, |_| true);
                     }
                 };
                 let is_alone = self.workers[number].commons.alone();
-                self.unshared += usize::from(ticket.is_none() && !is_alone);
-                self.flights += 1;
+                self.tally.unshared += usize::from(ticket.is_none() && !is_alone);
+                self.tally.flights += 1;
                 let since = self.now;
                 self.place(number, key).local = Some(Local::Flying { ticket, since, is_doubtful: false });
             }
@@ -533,12 +565,21 @@ impl World {
         // Its own callers are answered by whatever came of the call.
         self.answer(worker, key, &reply_with(&body), |_| true)?;
         let Some(ticket) = ticket else { return Ok(()) };
+        self.tally.lost += usize::from(!self.is_in_bucket(worker, key, &ticket));
         let operation = match ending {
             Ending::GivenUp => Operation::GiveUp { key, ticket },
             _ => Operation::Land { key, ticket, freshness, body },
         };
         self.start(worker, operation);
         self.step(worker)
+    }
+
+    fn is_in_bucket(&self, worker: usize, key: u32, ticket: &Ticket) -> bool {
+        let (key, me) = (numbered(key), &self.workers[worker].commons.me);
+        self.memory.get(slot_of(&key)).is_some_and(|(record, _)| {
+            matches!(Bucket::read(&record).take(&key, me.realm), Some(State::Flying(flying))
+                if flying.owner == me.owner && flying.serial == ticket.serial)
+        })
     }
 
     /// Answers those whom a reply is said to be good for, and checks whether it is.
@@ -585,6 +626,7 @@ impl World {
         *is_told = true;
         if let Message::Reply { freshness, reply, .. } = message {
             self.answer(worker, key, &reply, |joined| freshness.is_good_for(joined))?;
+            self.tally.told += 1;
             let place = self.place(worker, key);
             if place.waiting.is_empty() {
                 place.local = None;

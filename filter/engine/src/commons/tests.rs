@@ -5,7 +5,7 @@ use crate::key::tests::numbered;
 use crate::reply::tests::of_weight;
 use crate::testing::test;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Shared data as the host has it, with a count of accesses.
 #[derive(Default)]
@@ -162,6 +162,35 @@ fn one_that_is_no_member_does_without() {
 }
 
 #[test]
+fn the_dead_leave_their_places_to_others() {
+    let memory = Memory::new();
+    let mut now = NOW;
+    for n in 1..=4 * roster::MEMBERS as u32 {
+        let mut member = Commons::new(u64::from(n), REALM, n, 0);
+        member.beat(now, &memory);
+        now += STALE / 100;
+    }
+    let mut last = Commons::new(u64::MAX, REALM, 0, 0);
+    last.beat(now, &memory);
+    assert!(!last.alone());
+}
+
+#[test]
+fn one_that_stood_still_shows_up_before_it_flies() {
+    let memory = Memory::new();
+    let mut all = members(4, &memory);
+    let mut now = NOW;
+    for _ in 0..20 {
+        now += BEAT;
+        all[1..].iter_mut().for_each(|member| member.beat(now, &memory));
+    }
+    memory.accesses();
+    let _ticket = fly(&mut all[0], 1, now, &memory);
+    assert_eq!(memory.accesses(), (2, 2));
+    wait(&mut all[1], 1, now, &memory);
+}
+
+#[test]
 fn nobody_dies_of_a_pause_of_the_whole_process() {
     let memory = Memory::new();
     let mut all = members(3, &memory);
@@ -188,7 +217,6 @@ fn one_that_takes_over_inherits_the_waiters_but_not_itself() {
     all[1..].iter_mut().for_each(|member| member.beat(now, &memory));
     assert!(all[2].is_due(&watch, now));
     let ticket = fly(&mut all[2], 1, now, &memory);
-    assert_eq!(wait(&mut all[1], 1, now, &memory).owner, 3);
     assert_eq!(all[2].land(ticket, &of_weight(0), 0, now, &memory), [2]);
 }
 
@@ -265,11 +293,29 @@ fn without_slots_or_with_garbage_in_them_everybody_flies() {
 }
 
 #[test]
+fn a_reply_that_is_not_kept_takes_no_room_but_reaches_those_who_wait() {
+    let memory = Memory::new();
+    let mut all = members(3, &memory);
+    for (reply, expires) in [(of_weight(0), NOW), (of_weight(64 << 10), LATER)] {
+        let ticket = fly(&mut all[0], 1, NOW, &memory);
+        wait(&mut all[1], 1, NOW, &memory);
+        assert_eq!(all[0].land(ticket, &reply, expires, NOW, &memory), [2]);
+        assert_eq!(memory.get(slot_of(&numbered(1))).map(|(record, _)| record.len()), Some(1));
+    }
+}
+
+#[test]
 fn slots_are_made_once() {
     let memory = Memory::new();
     assert_eq!(memory.accesses(), (1 + SLOTS as usize, SLOTS as usize));
     Commons::create_slots(&memory);
     assert_eq!(memory.accesses(), (1, 0));
+}
+
+#[test]
+fn keys_are_spread_over_all_buckets() {
+    let slots: HashSet<_> = (0..4 * BUCKETS).map(|key| slot_of(&numbered(key))).collect();
+    assert_eq!(slots, (1..SLOTS).collect());
 }
 
 #[test]
