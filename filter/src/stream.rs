@@ -9,10 +9,10 @@ use collapser_engine::classify::{self, Bypass};
 use collapser_engine::flights::Ticket;
 use collapser_engine::framing::{self, Framing};
 use collapser_engine::grace::{Place, Until};
-use collapser_engine::key;
 use collapser_engine::pairs::Pairs;
 use collapser_engine::reply::{Reply, Shape};
 use collapser_engine::settings::Hold;
+use collapser_engine::sightings::Sighting;
 use collapser_engine::table::Outcome;
 use collapser_engine::{Nanos, Waiter};
 use std::cell::Cell;
@@ -35,6 +35,9 @@ const PASSING: &str = "x-collapser-pass";
 /// dynamic metadata that it does so.
 const HOLD: &str = "x-collapser-hold";
 
+/// The header by which Envoy's router is told a deadline, in milliseconds. Callers cannot set it, and it goes no further.
+const DEADLINE: &str = "x-envoy-upstream-rq-timeout-ms";
+
 /// Where a request stands.
 #[derive(Default)]
 enum State {
@@ -47,12 +50,21 @@ enum State {
     Released(Released),
     /// It passes, and its reply tells whether the method streams.
     Probing(Probe),
+    /// It went upstream by itself, since its method's flights are not shared.
+    Alone(Alone),
     /// It waits for a flight.
     Waiting(Ticket),
     /// Its local reply was sent and comes by; the recorded headers go into it.
     Replaying(Rc<Reply>),
     /// The recorded body and trailers go into the local reply's slot.
     Filling(Rc<Reply>),
+}
+
+/// A request that went upstream by itself.
+struct Alone {
+    sighting: Sighting,
+    method: Option<MethodId>,
+    departed: Nanos,
 }
 
 /// A request of which not everything has come.
@@ -208,9 +220,12 @@ impl Stream {
             return self.pass(Bypass::NotHeld);
         }
         let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
-        let key = key::derive(headers, &body, &self.worker.settings.key_headers);
+        let key = self.worker.key(headers, &body);
         // A body that came at once came no later than the headers: one look at the clock is enough.
         let now = if held.begun { self.worker.now() } else { held.opened };
+        if let Some(sighting) = self.worker.pass(&key, now, held.method) {
+            return self.go_alone(Alone { sighting, method: held.method, departed: now });
+        }
         let request = Request { headers: held.headers, body, method: held.method };
         match self.worker.arrive(key, self.id, now, request) {
             Outcome::Hit(hit) => {
@@ -223,6 +238,26 @@ impl Stream {
             }
         }
         Action::Pause
+    }
+
+    /// Lets the request go upstream as it is, with the deadline that its flight would have.
+    fn go_alone(&self, alone: Alone) -> Action {
+        self.worker.metrics.bypassed(Bypass::Unshared);
+        // Refused only if the stream is going away.
+        let _ = host::set_header(MapType::RequestHeaders, DEADLINE, &self.worker.deadline);
+        self.keep(State::Alone(alone), Action::Continue)
+    }
+
+    /// A reply without a body may be Envoy's word for the deadline.
+    fn check_deadline(&self, alone: Alone, end_of_stream: bool) -> Action {
+        if end_of_stream {
+            let headers = host::header_map(MapType::ResponseHeaders);
+            if let Some(late) = self.worker.judge_failure(&headers, alone.method, alone.departed) {
+                // Refused only if the stream is going away.
+                let _ = host::set_header_map(MapType::ResponseHeaders, &late.headers);
+            }
+        }
+        self.keep(State::Alone(alone), Action::Continue)
     }
 
     fn answer(&self, reply: Rc<Reply>) {
@@ -291,7 +326,7 @@ impl Stream {
             State::Passing => Action::Continue,
             State::Released(released) => self.go_on(released, end_of_stream),
             State::Holding(held) => self.hold(held, size, end_of_stream),
-            state @ State::Probing(_) => self.keep(state, Action::Continue),
+            state @ (State::Probing(_) | State::Alone(_)) => self.keep(state, Action::Continue),
             // The request was whole; nothing more can come that matters.
             state => self.keep(state, Action::Pause),
         }
@@ -329,6 +364,7 @@ impl Stream {
                 }
                 Action::Continue
             }
+            State::Alone(alone) => self.check_deadline(alone, end_of_stream),
             state @ (State::Released(_) | State::Probing(_)) => self.keep(state, Action::Continue),
             State::Passing | State::Filling(_) => Action::Continue,
         }
@@ -361,6 +397,7 @@ impl Stream {
     pub fn on_done(&self) {
         match self.state.take() {
             State::Waiting(ticket) => self.worker.leave(ticket),
+            State::Alone(alone) => self.worker.passed(alone.sighting),
             State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
             _ => (),
         }

@@ -9,11 +9,12 @@ use collapser_engine::classify::Bypass;
 use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
 use collapser_engine::grace::{Grace, Place, Until};
 use collapser_engine::grpc::Code;
-use collapser_engine::key::Key;
+use collapser_engine::key::{Key, Keyer};
 use collapser_engine::outbound;
 use collapser_engine::pairs::{self, Pairs};
 use collapser_engine::reply::{MARKER, Reply, Shape};
 use collapser_engine::settings::{Hold, Settings};
+use collapser_engine::sightings::Sighting;
 use collapser_engine::table::{Outcome, Table};
 use collapser_engine::{Nanos, Waiter, nanos};
 use std::cell::{Cell, RefCell};
@@ -70,6 +71,7 @@ pub struct Worker {
     queue: u32,
     /// Whether a wake-up is on its way.
     woken: Cell<bool>,
+    keyer: RefCell<Keyer>,
     table: RefCell<Table>,
     catalog: RefCell<Catalog>,
     grace: RefCell<Grace>,
@@ -80,6 +82,8 @@ pub struct Worker {
     calls: RefCell<Vec<Call>>,
     marker: Box<[u8]>,
     grpc_timeout: String,
+    /// [`Settings::backend_timeout`] in milliseconds.
+    pub deadline: String,
     /// Whether requests are known to be held until they are whole. `None` is not known yet.
     holds: Cell<Option<bool>>,
     next_tick: Cell<Nanos>,
@@ -104,13 +108,15 @@ impl Worker {
             // name of its own.
             queue: host::register_queue(&format!("collapser/{name:016x}"))?,
             woken: Cell::new(false),
+            keyer: RefCell::new(Keyer::new(settings.key_headers.clone())),
             table: RefCell::new(Table::new(&settings)),
-            catalog: RefCell::new(Catalog::new(settings.methods.clone())),
+            catalog: RefCell::new(Catalog::new(settings.methods.clone(), settings.pass_after)),
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
             airborne: RefCell::default(),
             slice: Cell::new(SLICE),
             calls: RefCell::default(),
             marker: pairs::block(&[(MARKER, "1")]),
+            deadline: settings.backend_timeout.as_millis().to_string(),
             grpc_timeout: outbound::grpc_timeout(settings.backend_timeout),
             holds: Cell::new((settings.hold == Hold::Headers).then_some(true)),
             next_tick: Cell::new(Nanos::MAX),
@@ -173,11 +179,36 @@ impl Worker {
         self.grace.borrow_mut().leave(place)
     }
 
+    /// The key of a request.
+    pub fn key(&self, headers: Pairs<'_>, body: &[u8]) -> Key {
+        self.keyer.borrow_mut().key(headers, body)
+    }
+
+    /// Whether a request that has arrived whole goes upstream by itself: nobody has shared its method's last flights, nor
+    /// has anybody asked for the same.
+    pub fn pass(&self, key: &Key, now: Nanos, method: Option<MethodId>) -> Option<Sighting> {
+        if !self.catalog.borrow_mut().came_whole(method) {
+            return None;
+        }
+        let sighting = self.table.borrow_mut().pass(key, now);
+        if sighting.is_none() {
+            self.catalog.borrow_mut().shared(method);
+        }
+        sighting
+    }
+
+    /// A request that went upstream by itself is over.
+    pub fn passed(&self, sighting: Sighting) {
+        self.table.borrow_mut().passed(sighting, self.now());
+    }
+
     /// Looks up a request that has arrived whole. For a leader, what follows in this callback is the root's.
     pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, request: Request) -> Outcome {
-        self.catalog.borrow_mut().came_whole(request.method);
         let outcome = self.table.borrow_mut().arrive(key, waiter, now);
         self.metrics.requests.add(1);
+        if matches!(outcome, Outcome::Hit(_) | Outcome::Queued(_) | Outcome::Joined(_)) {
+            self.catalog.borrow_mut().shared(request.method);
+        }
         match &outcome {
             Outcome::Hit(_) => self.metrics.hits.add(1),
             Outcome::Queued(_) => {
@@ -272,7 +303,7 @@ impl Worker {
         if reply.streamed {
             self.streams(method);
         }
-        self.land(flight, reply, now);
+        self.land(flight, method, reply, now);
         // At least one batch, whatever is left of the slice: a flight with few waiters does not wait.
         self.fan_out(BATCH);
     }
@@ -280,6 +311,15 @@ impl Worker {
     /// Gives back what this worker has added to the gauges that all share.
     pub fn on_done(&self) {
         self.metrics.end(self.now());
+    }
+
+    /// What to say instead of these response headers if they are what Envoy makes of a call that has met its deadline.
+    pub fn judge_failure(&self, headers: &[u8], method: Option<MethodId>, departed: Nanos) -> Option<Reply> {
+        let took = self.now().saturating_sub(departed);
+        self.is_late(&Reply::record(headers, Vec::new(), &[]), took).then(|| {
+            self.catalog.borrow_mut().timed_out(method);
+            self.late_reply()
+        })
     }
 
     /// Envoy reports a timeout as UNAVAILABLE; only the clock tells. Where Envoy names its timer, that may have run
@@ -308,9 +348,12 @@ impl Worker {
         Reply::failure(Code::RESOURCE_EXHAUSTED, &message)
     }
 
-    fn land(&self, flight: FlightId, reply: Reply, now: Nanos) {
+    fn land(&self, flight: FlightId, method: Option<MethodId>, reply: Reply, now: Nanos) {
         let code = reply.code;
         let Some(landing) = self.table.borrow_mut().land(flight, reply, now) else { return };
+        if !landing.shared {
+            self.catalog.borrow_mut().unshared(method);
+        }
         self.metrics.flight_ended(now.saturating_sub(landing.started), code);
         self.metrics.evictions.add(landing.evicted);
     }
@@ -328,7 +371,7 @@ impl Worker {
         let message = format!(
             "collapser: Envoy refused the call to cluster \"{cluster}\": it does not exist, has no host, or its circuit breaker is open"
         );
-        self.land(flight, Reply::failure(Code::UNAVAILABLE, &message), now);
+        self.land(flight, request.method, Reply::failure(Code::UNAVAILABLE, &message), now);
         self.wake();
     }
 

@@ -16,9 +16,9 @@ pub const LAPSE: u64 = 3;
 
 const SECOND: Nanos = 1_000_000_000;
 
-/// When a charge was made, to give it back with.
+/// When a charge was made, to give it back with: a second, of which 32 bits tell enough. There is one for each waiter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Charged(u64);
+pub struct Charged(u32);
 
 /// The budget of one worker.
 #[derive(Debug)]
@@ -44,13 +44,14 @@ impl Budget {
         }
         let charge = &mut self.charges[(self.second % LAPSE) as usize];
         *charge = charge.saturating_add(bytes);
-        Some(Charged(self.second))
+        Some(Charged(self.second as u32))
     }
 
     /// Gives back what was charged, unless that has lapsed.
     pub fn give_back(&mut self, bytes: usize, charged: Charged) {
-        if self.second.saturating_sub(charged.0) < LAPSE {
-            let charge = &mut self.charges[(charged.0 % LAPSE) as usize];
+        let ago = u64::from((self.second as u32).wrapping_sub(charged.0));
+        if ago < LAPSE {
+            let charge = &mut self.charges[(self.second.saturating_sub(ago) % LAPSE) as usize];
             *charge = charge.saturating_sub(bytes);
         }
     }

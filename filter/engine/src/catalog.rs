@@ -4,10 +4,12 @@
 //! The filter has no schema, and unary and streaming calls look alike on arrival. So it learns:
 //! a call that came whole suggests a unary method, and one that had to be released as an open stream
 //! takes that back. A second message, or a reply before the request's end, proves a streaming
-//! method for good.
+//! method for good. In the same way it learns whether anybody asks for the same twice: a method whose last flights all
+//! had one caller each, and whose replies nobody asked for again, has its requests pass until one repeats.
 
 use crate::methods::Methods;
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// Methods that are remembered. Beyond it (somebody makes up paths) calls are judged by the settings
@@ -15,8 +17,21 @@ use std::rc::Rc;
 const MOST: usize = 4_096;
 
 /// Names a remembered method.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MethodId(u32);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MethodId(NonZeroU32);
+
+impl MethodId {
+    #[cfg(test)]
+    pub(crate) const FIRST: Self = Self(NonZeroU32::MIN);
+
+    fn new(place: usize) -> Option<Self> {
+        NonZeroU32::new(u32::try_from(place + 1).ok()?).map(Self)
+    }
+
+    fn place(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Known {
@@ -26,6 +41,8 @@ struct Known {
     streams: bool,
     /// Whether the next call is to tell if the method streams.
     suspect: bool,
+    /// Its last flights, in a row, that nobody shared.
+    unshared: usize,
 }
 
 /// What to do with a call of a method.
@@ -47,18 +64,20 @@ pub struct Catalog {
     patterns: Methods,
     by_path: HashMap<Rc<[u8]>, MethodId>,
     known: Vec<Known>,
+    pass_after: usize,
 }
 
 impl Catalog {
-    /// An empty catalog, for settings that allow `patterns`.
-    pub fn new(patterns: Methods) -> Self {
-        Self { patterns, ..Self::default() }
+    /// An empty catalog, for settings that allow `patterns`. After `pass_after` flights in a row that nobody shared, a
+    /// method's requests pass; 0 is never.
+    pub fn new(patterns: Methods, pass_after: usize) -> Self {
+        Self { patterns, pass_after, ..Self::default() }
     }
 
     /// Judges a call by its path.
     pub fn judge(&mut self, path: &[u8]) -> Method {
         let Some(id) = self.by_path.get(path).copied() else { return self.add(path) };
-        match self.known.get_mut(id.0 as usize) {
+        match self.known.get_mut(id.place()) {
             Some(Known { allowed: false, .. }) => Method::Excluded,
             Some(Known { streams: true, .. }) => Method::Streams,
             Some(known) if known.suspect => {
@@ -69,10 +88,26 @@ impl Catalog {
         }
     }
 
-    /// A call came whole: one message, then END_STREAM.
-    pub fn came_whole(&mut self, id: Option<MethodId>) {
-        if let Some(known) = self.get_mut(id) {
+    /// A call came whole: one message, then END_STREAM. Returns whether nobody has shared the method's last flights.
+    pub fn came_whole(&mut self, id: Option<MethodId>) -> bool {
+        let most = self.pass_after;
+        self.get_mut(id).is_some_and(|known| {
             known.unary = true;
+            most > 0 && known.unshared >= most
+        })
+    }
+
+    /// A flight was joined or its reply used again, or one would have been.
+    pub fn shared(&mut self, id: Option<MethodId>) {
+        if let Some(known) = self.get_mut(id) {
+            known.unshared = 0;
+        }
+    }
+
+    /// A flight has landed that had one caller only.
+    pub fn unshared(&mut self, id: Option<MethodId>) {
+        if let Some(known) = self.get_mut(id) {
+            known.unshared = known.unshared.saturating_add(1);
         }
     }
 
@@ -99,19 +134,20 @@ impl Catalog {
 
     /// The path of a method; empty if it is not remembered.
     pub fn path(&self, id: Option<MethodId>) -> &[u8] {
-        id.and_then(|id| self.known.get(id.0 as usize)).map_or(&[], |known| &known.path)
+        id.and_then(|id| self.known.get(id.place())).map_or(&[], |known| &known.path)
     }
 
     /// Whether the method's last call came whole.
     pub fn is_unary(&self, id: MethodId) -> bool {
-        self.known.get(id.0 as usize).is_some_and(|known| known.unary)
+        self.known.get(id.place()).is_some_and(|known| known.unary)
     }
 
     fn add(&mut self, path: &[u8]) -> Method {
         let allowed = self.patterns.allow(path);
         let mut id = None;
-        if self.known.len() < MOST {
-            let new = MethodId(self.known.len() as u32);
+        if self.known.len() < MOST
+            && let Some(new) = MethodId::new(self.known.len())
+        {
             let path: Rc<[u8]> = path.into();
             self.known.push(Known {
                 path: Rc::clone(&path),
@@ -119,6 +155,7 @@ impl Catalog {
                 unary: false,
                 streams: false,
                 suspect: false,
+                unshared: 0,
             });
             self.by_path.insert(path, new);
             id = Some(new);
@@ -127,7 +164,7 @@ impl Catalog {
     }
 
     fn get_mut(&mut self, id: Option<MethodId>) -> Option<&mut Known> {
-        self.known.get_mut(id?.0 as usize)
+        self.known.get_mut(id?.place())
     }
 }
 
@@ -145,7 +182,7 @@ mod tests {
 
     #[test]
     fn follows_the_settings() {
-        let mut catalog = Catalog::new(Methods::parse(&["!/a.B/C"]).unwrap());
+        let mut catalog = Catalog::new(Methods::parse(&["!/a.B/C"]).unwrap(), 0);
         for _ in 0..2 {
             assert_eq!(catalog.judge(b"/a.B/C"), Method::Excluded);
             assert!(id(&mut catalog, "/a.B/D").is_some());
@@ -187,8 +224,29 @@ mod tests {
     }
 
     #[test]
+    fn a_method_passes_after_so_many_flights_that_nobody_shared() {
+        for (pass_after, passes) in [(3, true), (0, false)] {
+            let mut catalog = Catalog::new(Methods::default(), pass_after);
+            let (method, other) = (id(&mut catalog, "/a.B/C"), id(&mut catalog, "/a.B/D"));
+            for _ in 0..2 {
+                catalog.unshared(method);
+            }
+            catalog.shared(method);
+            for _ in 0..3 {
+                assert!(!catalog.came_whole(method));
+                catalog.unshared(method);
+            }
+            assert_eq!(catalog.came_whole(method), passes);
+            assert!(!catalog.came_whole(other));
+            catalog.shared(method);
+            assert!(!catalog.came_whole(method));
+        }
+        assert!(!Catalog::new(Methods::default(), 1).came_whole(None));
+    }
+
+    #[test]
     fn made_up_paths_do_not_fill_memory() {
-        let mut catalog = Catalog::new(Methods::parse(&["!/no.No/No"]).unwrap());
+        let mut catalog = Catalog::new(Methods::parse(&["!/no.No/No"]).unwrap(), 0);
         for n in 0..MOST {
             assert!(id(&mut catalog, &format!("/a.B/{n}")).is_some());
         }

@@ -16,6 +16,8 @@ pub enum Bypass {
     Streaming,
     /// The method's last flight met its deadline; one call passes to tell whether it streams.
     Probe,
+    /// Nobody has shared the method's last flights (`pass_after`), nor has anybody asked for the same lately.
+    Unshared,
     /// The body is larger than `max_request_bytes`.
     TooLarge,
     /// The filter that was to hold the request (`hold` is `filter`) let it go upstream.
@@ -27,12 +29,13 @@ pub enum Bypass {
 
 impl Bypass {
     /// All reasons, in the order of their [`Self::index`].
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NotGrpc,
         Self::Method,
         Self::Asked,
         Self::Streaming,
         Self::Probe,
+        Self::Unshared,
         Self::TooLarge,
         Self::NotHeld,
         Self::Malformed,
@@ -46,6 +49,7 @@ impl Bypass {
             Self::Asked => "asked",
             Self::Streaming => "streaming",
             Self::Probe => "probe",
+            Self::Unshared => "unshared",
             Self::TooLarge => "too_large",
             Self::NotHeld => "not_held",
             Self::Malformed => "malformed",

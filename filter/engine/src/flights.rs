@@ -43,7 +43,7 @@ pub struct Call {
     pub waiter: Waiter,
     /// With which [`Flights::collect`] gives out the reply, and [`Flights::leave`] the seat back.
     pub ticket: Ticket,
-    /// When it began to wait.
+    /// When it began to wait, to the microsecond.
     pub joined: Nanos,
     /// Whether it started the flight.
     pub leader: bool,
@@ -71,18 +71,31 @@ pub struct Collected {
     pub charged: Charged,
 }
 
-/// Occupied: `waiter` is not [`EMPTY`]. Vacant: `joined` holds the number of the next vacant seat.
+/// A flight that has landed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landed {
+    /// Its key.
+    pub key: Key,
+    /// When it began.
+    pub started: Nanos,
+    /// Whether more than one waited for it at a time.
+    pub shared: bool,
+}
+
+/// Occupied: `waiter` is not [`EMPTY`]. Vacant: `joined` holds the number of the next vacant seat. Small, since there is
+/// one for each waiter.
 #[derive(Clone, Copy, Debug)]
 struct Seat {
     waiter: Waiter,
+    /// Microseconds since the flight started, up to 71 minutes.
+    joined: u32,
     leader: bool,
-    joined: Nanos,
     /// Set when it is called.
     charged: Charged,
 }
 
 impl Seat {
-    fn new(waiter: Waiter, leader: bool, joined: Nanos) -> Self {
+    fn new(waiter: Waiter, leader: bool, joined: u32) -> Self {
         Self { waiter, leader, joined, charged: Charged::default() }
     }
 }
@@ -143,10 +156,16 @@ impl Flights {
         !self.landed.is_empty()
     }
 
+    /// Whether a flight for `key` is in the air.
+    pub fn is_in_air(&self, key: &Key) -> bool {
+        self.find(key).is_some()
+    }
+
     /// Joins the flight for `key`, if one is in the air.
     pub fn join(&mut self, key: &Key, waiter: Waiter, now: Nanos) -> Option<Ticket> {
         let slot = self.find(key)?;
-        Some(self.sit(slot, Seat::new(waiter, false, now)))
+        let joined = self.slots.get(slot as usize)?.micros(now);
+        Some(self.sit(slot, Seat::new(waiter, false, joined)))
     }
 
     /// Starts a flight for `key`, which must not have one, with `waiter` as its leader.
@@ -157,33 +176,34 @@ impl Flights {
         flight.started = now;
         let (seed, slots) = (self.seed, &self.slots);
         self.by_key.insert_unique(seed.hash(&key), slot, |slot| hash_of(seed, slots, *slot));
-        self.sit(slot, Seat::new(waiter, true, now))
+        self.sit(slot, Seat::new(waiter, true, 0))
     }
 
     /// Ends the flight with `reply`. Its key is free for a new flight at once; its waiters are then
-    /// called by [`Self::next_calls`]. Returns the key and when the flight began, or `None` if there is no
-    /// such flight in the air.
-    pub fn land(&mut self, id: FlightId, reply: Rc<Reply>) -> Option<(Key, Nanos)> {
+    /// called by [`Self::next_calls`]. Returns what it was, or `None` if there is no such flight in the air.
+    pub fn land(&mut self, id: FlightId, reply: Rc<Reply>) -> Option<Landed> {
         let flight = self.slots.get_mut(id.slot as usize)?;
         if flight.generation != id.generation || flight.reply.is_some() {
             return None;
         }
         flight.reply = Some(reply);
-        let (key, started) = (flight.key, flight.started);
+        let (key, started, shared) = (flight.key, flight.started, flight.seats.len() > 1);
         if let Ok(found) = self.by_key.find_entry(self.seed.hash(&key), |slot| *slot == id.slot) {
             found.remove();
         }
         self.landed.push_back(id.slot);
         self.drop_if_done(id.slot);
-        Some((key, started))
+        Some(Landed { key, started, shared })
     }
 
     /// Seats a waiter for a reply that is there already, to be called in its turn.
     pub fn queue(&mut self, reply: Rc<Reply>, waiter: Waiter, now: Nanos) -> Ticket {
         let slot = self.vacate();
-        self.slots[slot as usize].reply = Some(reply);
+        let flight = &mut self.slots[slot as usize];
+        flight.reply = Some(reply);
+        flight.started = now;
         self.landed.push_back(slot);
-        self.sit(slot, Seat::new(waiter, false, now))
+        self.sit(slot, Seat::new(waiter, false, 0))
     }
 
     /// Calls a portion of the waiters of landed flights into `calls` (cleared first), the flights taking turns. Each is
@@ -249,7 +269,7 @@ impl Flights {
 
     fn give_up(&mut self, ticket: Ticket) -> bool {
         let Some(flight) = self.flight(ticket) else { return false };
-        let next = u64::from(flight.vacant);
+        let next = flight.vacant;
         let Some(seat) = flight.seats.get_mut(ticket.seat as usize) else { return false };
         if seat.waiter == EMPTY {
             return false;
@@ -317,12 +337,17 @@ impl Flight {
         self.waiting += 1;
         if let Some(vacant) = self.seats.get_mut(self.vacant as usize) {
             let number = self.vacant;
-            self.vacant = u32::try_from(vacant.joined).unwrap_or(NIL);
+            self.vacant = vacant.joined;
             *vacant = seat;
             return number;
         }
         self.seats.push(seat);
         (self.seats.len() - 1) as u32
+    }
+
+    /// How long after its start `now` is.
+    fn micros(&self, now: Nanos) -> u32 {
+        u32::try_from(now.saturating_sub(self.started) / 1_000).unwrap_or(u32::MAX)
     }
 
     fn reply_bytes(&self) -> usize {
@@ -351,6 +376,7 @@ impl Flight {
                 seat.charged = charged;
                 let ticket = Ticket { flight, seat: self.called as u32 };
                 let Seat { waiter, leader, joined, .. } = *seat;
+                let joined = self.started.saturating_add(u64::from(joined) * 1_000);
                 calls.push(Call { waiter, ticket, joined, leader, shape, bytes: size });
                 left -= 1;
                 bytes = bytes.saturating_sub(size);
@@ -407,7 +433,10 @@ mod tests {
         }
         assert_eq!((flights.in_air(), flights.waiting()), (1, 100));
         let reply = Rc::new(of_weight(0));
-        assert_eq!(flights.land(leader.flight, reply.clone()), Some((numbered(1), 10)));
+        assert_eq!(
+            flights.land(leader.flight, reply.clone()),
+            Some(Landed { key: numbered(1), started: 10, shared: true })
+        );
         assert_eq!(flights.land(leader.flight, reply.clone()), None, "lands once");
         assert_eq!(flights.in_air(), 0);
         let calls = call_all(&mut flights, 32);
@@ -436,7 +465,11 @@ mod tests {
         assert!(flights.slots[0].seats.len() <= 2);
         assert!(flights.leave(leader, &mut unlimited()));
         assert_eq!((flights.in_air(), flights.waiting()), (1, 0), "a flight outlives its waiters");
-        assert!(flights.land(leader.flight, Rc::new(of_weight(0))).is_some());
+        assert_eq!(
+            flights.land(leader.flight, Rc::new(of_weight(0))).map(|landed| landed.shared),
+            Some(true),
+            "somebody joined"
+        );
         assert!(!flights.has_landed());
     }
 

@@ -190,7 +190,7 @@ mod tests {
     }
 
     fn method() -> Option<MethodId> {
-        Some(MethodId::default())
+        Some(MethodId::FIRST)
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! compressed for one caller must not reach one that cannot read it), then for each key header its
 //! name and **all** its values in order, then the body.
 
-use crate::pairs::Pairs;
+use crate::memo::Memo;
+use crate::pairs::{Pairs, same};
 use sha2::{Digest, Sha256};
 
 /// Changes whenever the material's layout does.
@@ -73,7 +74,25 @@ fn put_part(sink: &mut impl Sink, part: &[u8]) {
     sink.put(part);
 }
 
-fn put_header(sink: &mut impl Sink, headers: Pairs<'_>, name: &[u8]) {
+/// Which of the names are there, a bit each. Most are not, and need not be looked for again. Beyond 64 names, what is not
+/// known to be absent counts as there.
+fn present(headers: Pairs<'_>, key_headers: &[String]) -> u64 {
+    let mut present = 0;
+    for (header, _) in headers.iter() {
+        let fixed = FIXED.iter().position(|name| same(name, header));
+        let at = fixed.or_else(|| {
+            let at = key_headers.iter().position(|name| same(name.as_bytes(), header));
+            at.map(|at| at + FIXED.len())
+        });
+        present |= at.map_or(0, |at| 1_u64.checked_shl(at as u32).unwrap_or(0));
+    }
+    present
+}
+
+fn put_header(sink: &mut impl Sink, headers: Pairs<'_>, name: &[u8], is_there: bool) {
+    if !is_there {
+        return put_len(sink, 0);
+    }
     put_len(sink, headers.all(name).count());
     for value in headers.all(name) {
         put_part(sink, value);
@@ -83,16 +102,24 @@ fn put_header(sink: &mut impl Sink, headers: Pairs<'_>, name: &[u8]) {
 /// Writes the key material of a request into `sink`. `key_headers` are lower-case names without
 /// repetition, in a fixed order.
 pub fn material(sink: &mut impl Sink, headers: Pairs<'_>, body: &[u8], key_headers: &[String]) {
+    put_head(sink, headers, body.len(), key_headers);
+    sink.put(body);
+}
+
+/// All of the material but the body itself, which comes last.
+fn put_head(sink: &mut impl Sink, headers: Pairs<'_>, body_len: usize, key_headers: &[String]) {
+    let present = present(headers, key_headers);
+    let is_there = |at: usize| at >= 64 || present & 1 << at != 0;
     put_part(sink, VERSION);
-    for name in FIXED {
-        put_header(sink, headers, name);
+    for (at, name) in FIXED.into_iter().enumerate() {
+        put_header(sink, headers, name, is_there(at));
     }
     put_len(sink, key_headers.len());
-    for name in key_headers {
+    for (at, name) in (FIXED.len()..).zip(key_headers) {
         put_part(sink, name.as_bytes());
-        put_header(sink, headers, name.as_bytes());
+        put_header(sink, headers, name.as_bytes(), is_there(at));
     }
-    put_part(sink, body);
+    put_len(sink, body_len);
 }
 
 /// The key of a request.
@@ -102,18 +129,47 @@ pub fn derive(headers: Pairs<'_>, body: &[u8], key_headers: &[String]) -> Key {
     Key(hash.finalize().into())
 }
 
+/// Derives keys, and need not hash what came before.
+#[derive(Debug)]
+pub struct Keyer {
+    key_headers: Vec<String>,
+    memo: Memo,
+    /// Kept, so that a key allocates nothing.
+    head: Vec<u8>,
+}
+
+impl Sink for Vec<u8> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+impl Keyer {
+    /// A keyer with these key headers, see [`material`].
+    pub fn new(key_headers: Vec<String>) -> Self {
+        Self { key_headers, memo: Memo::default(), head: Vec::new() }
+    }
+
+    /// The key of a request, which is always that of [`derive`].
+    pub fn key(&mut self, headers: Pairs<'_>, body: &[u8]) -> Key {
+        self.head.clear();
+        put_head(&mut self.head, headers, body.len(), &self.key_headers);
+        let head = &self.head;
+        self.memo.key(head, body, || {
+            let mut hash = Sha256::new();
+            Digest::update(&mut hash, head);
+            Digest::update(&mut hash, body);
+            Key(hash.finalize().into())
+        })
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::pairs::PairsBuilder;
     use crate::testing::{runner, test};
     use proptest::prelude::*;
-
-    impl Sink for Vec<u8> {
-        fn put(&mut self, bytes: &[u8]) {
-            self.extend_from_slice(bytes);
-        }
-    }
 
     /// A key that differs from every other `number`'s, without hashing.
     pub(crate) fn numbered(number: u32) -> Key {
@@ -191,9 +247,36 @@ pub(crate) mod tests {
             .unwrap();
     }
 
+    #[test]
+    fn a_keyer_derives_the_same_keys_however_often() {
+        let names = vec!["x".to_string()];
+        let keyer = std::cell::RefCell::new(Keyer::new(names.clone()));
+        runner(2_000)
+            .run(&(headers(), prop::collection::vec(0u8..2, 0..3)), |(headers, body)| {
+                let block = block(&headers);
+                let headers = Pairs::parse(&block).unwrap();
+                for _ in 0..3 {
+                    let key = keyer.borrow_mut().key(headers, &body);
+                    prop_assert_eq!(key, derive(headers, &body, &names));
+                }
+                Ok(())
+            })
+            .unwrap();
+    }
+
     fn key(pairs: &[(&str, &str)], body: &[u8], names: &[&str]) -> Key {
         let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
         derive(Pairs::parse(&crate::pairs::block(pairs)).unwrap(), body, &names)
+    }
+
+    #[test]
+    fn each_of_a_hundred_key_headers_counts() {
+        let names: Vec<String> = (0..100).map(|n| format!("x{n:03}")).collect();
+        let of =
+            |pairs: &[(&str, &str)]| derive(Pairs::parse(&crate::pairs::block(pairs)).unwrap(), b"", &names);
+        let all: std::collections::HashSet<_> = names.iter().map(|name| of(&[(name, "")])).collect();
+        assert_eq!(all.len(), 100);
+        assert!(!all.contains(&of(&[])));
     }
 
     #[test]

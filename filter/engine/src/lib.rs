@@ -24,11 +24,13 @@ pub mod grace;
 pub mod grpc;
 pub mod key;
 pub mod lease;
+pub mod memo;
 pub mod methods;
 pub mod outbound;
 pub mod pairs;
 pub mod reply;
 pub mod settings;
+pub mod sightings;
 pub mod table;
 mod wire;
 

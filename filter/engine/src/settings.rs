@@ -43,6 +43,9 @@ pub struct Settings {
     pub max_waiters: usize,
     /// How long a complete first message may wait for END_STREAM; up to 10 s.
     pub stream_grace: Duration,
+    /// Flights of a method in a row that nobody shared, after which its requests pass until one repeats; up to
+    /// 1,000,000,000, zero is never.
+    pub pass_after: usize,
     /// Who keeps a request from going upstream before it is whole.
     pub hold: Hold,
 }
@@ -118,7 +121,7 @@ struct Field {
     assign: Assign,
 }
 
-const FIELDS: [Field; 16] = [
+const FIELDS: [Field; 17] = [
     Field { json: "cluster", env: "COLLAPSER_CLUSTER", assign: |s, raw| put(&mut s.cluster, cluster(raw)) },
     Field {
         json: "backend_timeout",
@@ -190,6 +193,11 @@ const FIELDS: [Field; 16] = [
         env: "COLLAPSER_STREAM_GRACE",
         assign: |s, raw| put(&mut s.stream_grace, time(raw, Duration::ZERO, Duration::from_secs(10))),
     },
+    Field {
+        json: "pass_after",
+        env: "COLLAPSER_PASS_AFTER",
+        assign: |s, raw| put(&mut s.pass_after, count(raw, 0, 1_000_000_000)),
+    },
     Field { json: "hold", env: "COLLAPSER_HOLD", assign: |s, raw| put(&mut s.hold, hold(raw)) },
 ];
 
@@ -217,6 +225,7 @@ impl Settings {
             max_fanout_bytes: 64 << 20,
             max_waiters: 100_000,
             stream_grace: Duration::from_millis(20),
+            pass_after: 256,
             hold: Hold::Headers,
         }
     }
@@ -371,7 +380,8 @@ mod tests {
     fn every_setting_is_read_from_json() {
         let json = r#"{"cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
             "cache_errors":true,"max_cache_entries":1e+06,"max_cache_bytes":"1GiB","key_headers":["X-Tenant","a","a"],
-            "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms","hold":"filter"}"#;
+            "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms",
+            "pass_after":0,"hold":"filter"}"#;
         let expected = Settings {
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(90),
@@ -388,6 +398,7 @@ mod tests {
             max_fanout_bytes: 1 << 20,
             max_waiters: 7,
             stream_grace: Duration::from_millis(5),
+            pass_after: 0,
             hold: Hold::Filter,
         };
         assert_eq!(load(json, &[]), Ok(expected));
@@ -411,6 +422,7 @@ mod tests {
             ("COLLAPSER_MAX_FANOUT_BYTES", "64KiB"),
             ("COLLAPSER_MAX_WAITERS", "9"),
             ("COLLAPSER_STREAM_GRACE", "10ms"),
+            ("COLLAPSER_PASS_AFTER", "11"),
             ("COLLAPSER_HOLD", "filter"),
         ];
         let expected = Settings {
@@ -429,6 +441,7 @@ mod tests {
             max_fanout_bytes: 65536,
             max_waiters: 9,
             stream_grace: Duration::from_millis(10),
+            pass_after: 11,
             hold: Hold::Filter,
         };
         assert_eq!(load("", &env), Ok(expected));

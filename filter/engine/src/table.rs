@@ -2,11 +2,12 @@
 
 use crate::budget::{Budget, Charged};
 use crate::cache::{Cache, Inserted};
-use crate::flights::{Call, Collected, FlightId, Flights, Portion, Ticket};
+use crate::flights::{Call, Collected, FlightId, Flights, Landed, Portion, Ticket};
 use crate::grpc::Code;
 use crate::key::Key;
 use crate::reply::Reply;
 use crate::settings::Settings;
+use crate::sightings::{Sighting, Sightings};
 use crate::{Nanos, Waiter, nanos};
 use std::rc::Rc;
 
@@ -30,6 +31,8 @@ pub enum Outcome {
 pub struct Landing {
     /// When the flight began.
     pub started: Nanos,
+    /// Whether more than one waited for it at a time.
+    pub shared: bool,
     /// Replies evicted to keep this one.
     pub evicted: usize,
 }
@@ -39,10 +42,12 @@ pub struct Landing {
 pub struct Table {
     cache: Cache,
     flights: Flights,
+    sightings: Sightings,
     budget: Budget,
     /// Whether those who wait to be called wait for room.
     blocked: bool,
     ttl: Nanos,
+    timeout: Nanos,
     cache_errors: bool,
     max_response_bytes: usize,
     max_waiters: usize,
@@ -54,9 +59,11 @@ impl Table {
         Self {
             cache: Cache::new(settings.max_cache_entries, settings.max_cache_bytes),
             flights: Flights::default(),
+            sightings: Sightings::default(),
             budget: Budget::new(settings.max_fanout_bytes),
             blocked: false,
             ttl: nanos(settings.cache_duration),
+            timeout: nanos(settings.backend_timeout),
             cache_errors: settings.cache_errors,
             max_response_bytes: settings.max_response_bytes,
             max_waiters: settings.max_waiters,
@@ -84,14 +91,28 @@ impl Table {
         }
     }
 
+    /// A request for `key` may pass instead of arriving if there is nothing to share: no reply, no flight, and no
+    /// other that has passed and whose answer could be shared now. Tell [`Self::passed`] when it is over.
+    pub fn pass(&mut self, key: &Key, now: Nanos) -> Option<Sighting> {
+        if self.cache.get(key, now).is_some() || self.flights.is_in_air(key) {
+            return None;
+        }
+        self.sightings.first(key, now, now.saturating_add(self.timeout))
+    }
+
+    /// A request that passed has its answer.
+    pub fn passed(&mut self, sighting: Sighting, now: Nanos) {
+        self.sightings.ended(sighting, now.saturating_add(self.ttl));
+    }
+
     /// The flight's reply has come. It is cached for the TTL if it may be. `None` if the flight is
     /// not in the air.
     pub fn land(&mut self, flight: FlightId, reply: Reply, now: Nanos) -> Option<Landing> {
         self.blocked = false;
         let cacheable = self.cacheable(&reply);
         let reply = Rc::new(reply);
-        let (key, started) = self.flights.land(flight, Rc::clone(&reply))?;
-        let mut landing = Landing { started, evicted: 0 };
+        let Landed { key, started, shared } = self.flights.land(flight, Rc::clone(&reply))?;
+        let mut landing = Landing { started, shared, evicted: 0 };
         if cacheable
             && let Inserted::Kept { evicted } = self.cache.insert(key, reply, now.saturating_add(self.ttl))
         {
@@ -206,7 +227,10 @@ mod tests {
         let mut table = table(|_| ());
         let ticket = lead(&mut table, 1, 1, 0);
         assert!(matches!(table.arrive(numbered(1), 2, 1), Outcome::Joined(_)));
-        assert_eq!(table.land(ticket.flight, of_weight(3), 50).unwrap().started, 0);
+        assert_eq!(
+            table.land(ticket.flight, of_weight(3), 50),
+            Some(Landing { started: 0, shared: true, evicted: 0 })
+        );
         assert!(matches!(table.arrive(numbered(1), 3, 149), Outcome::Hit(_)));
         assert!(matches!(table.arrive(numbered(1), 4, 150), Outcome::Leads(_)));
         assert_eq!(calls(&mut table).len(), 2);
@@ -255,6 +279,20 @@ mod tests {
         assert!(matches!(table.arrive(numbered(1), 5, 0), Outcome::Hit(_)));
         table.leave(first);
         assert!(matches!(table.arrive(numbered(2), 6, 0), Outcome::Joined(_)));
+    }
+
+    #[test]
+    fn what_passes_has_nothing_to_share() {
+        let mut table = table(|s| s.backend_timeout = Duration::from_nanos(1_000));
+        let ticket = lead(&mut table, 1, 1, 0);
+        assert_eq!(table.pass(&numbered(1), 1), None, "in flight");
+        assert!(!table.land(ticket.flight, of_weight(3), 50).unwrap().shared);
+        assert_eq!(table.pass(&numbered(1), 149), None, "cached");
+        let sighting = table.pass(&numbered(1), 150).unwrap();
+        assert_eq!(table.pass(&numbered(1), 1_149), None, "passed, and may still be under way");
+        table.passed(sighting, 200);
+        assert_eq!(table.pass(&numbered(1), 299), None, "passed, and would be cached");
+        assert!(table.pass(&numbered(1), 300).is_some());
     }
 
     #[derive(Clone, Debug)]

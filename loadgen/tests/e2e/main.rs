@@ -21,5 +21,6 @@ mod reconfigure;
 mod settings;
 mod tenants;
 mod tls;
+mod unshared;
 mod upstreams;
 mod vm;

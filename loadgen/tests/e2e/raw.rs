@@ -151,6 +151,11 @@ impl Upstream {
         self.script.open.send_replace(true);
     }
 
+    /// From now on requests are held again.
+    pub fn hold(&self) {
+        self.script.open.send_replace(false);
+    }
+
     /// How many requests have come.
     pub fn calls(&self) -> usize {
         self.script.seen.lock().unwrap().len()

@@ -1,0 +1,121 @@
+//! A method of which nobody asks the same twice is left alone, until somebody does.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tonic::Code;
+
+use crate::raw::{Act, Answer, RawRig};
+use crate::rig::{Rig, ask, eventually};
+
+const PASSED: &str = "collapser_bypassed_requests_total{reason=\"unshared\"}";
+
+/// Asks for each of these keys in turn.
+async fn ask_for(rig: &Rig, keys: impl IntoIterator<Item = String>) {
+    let client = rig.client().await;
+    for key in keys {
+        let reply = client.clone().compute(ask(&key)).await.unwrap().into_inner();
+        assert_eq!(reply.key, key);
+    }
+}
+
+fn keys(name: &str, count: usize) -> impl Iterator<Item = String> {
+    (0..count).map(move |n| format!("{name}{n}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_never_repeats_passes_after_a_while() {
+    let rig = Rig::start(json!({"pass_after": 10}), 0).await;
+    ask_for(&rig, keys("k", 30)).await;
+    let metrics = rig.accounts(30).await;
+    assert_eq!(metrics.get("collapser_backend_calls_total"), 10.0);
+    assert_eq!(metrics.get(PASSED), 20.0);
+    assert_eq!(rig.backend.calls(), 30);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_default_that_is_after_256_flights_and_never_with_0() {
+    for (settings, passed) in [(json!({}), 44.0), (json!({"pass_after": 0}), 0.0)] {
+        let rig = Rig::start(settings, 0).await;
+        ask_for(&rig, keys("k", 300)).await;
+        assert_eq!(rig.accounts(300).await.get(PASSED), passed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_herd_costs_one_call_more_than_it_would() {
+    let rig = Rig::start(json!({"pass_after": 10}), 100).await;
+    ask_for(&rig, keys("k", 10)).await;
+    let report = rig.burst(1_000, 1, 10).await;
+    assert!(report.is_clean(), "{report:?}");
+    // One that passes and the flight of all others; the reply of the latter is good for as long as stragglers come.
+    assert_eq!(rig.backend.calls(), 10 + 2);
+    assert_eq!(rig.accounts(1_010).await.get(PASSED), 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn once_something_repeats_all_is_shared_again() {
+    let rig = Rig::start(json!({"pass_after": 10, "cache_duration": "1m"}), 0).await;
+    ask_for(&rig, keys("k", 10)).await;
+    // Passes; would have been cached, so the method is worth it; is cached.
+    ask_for(&rig, ["again".to_string(), "again".to_string(), "again".to_string()]).await;
+    let metrics = rig.accounts(13).await;
+    assert_eq!((metrics.get(PASSED), metrics.get("collapser_cache_hits_total")), (1.0, 1.0));
+    ask_for(&rig, keys("new", 9)).await;
+    assert_eq!(rig.accounts(22).await.get(PASSED), 1.0, "the count begins anew");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_cached_and_what_is_in_flight_is_shared_all_the_same() {
+    let rig = Rig::start(json!({"pass_after": 10, "cache_duration": "1m"}), 0).await;
+    ask_for(&rig, keys("k", 10)).await;
+    ask_for(&rig, keys("k", 10)).await;
+    assert_eq!(rig.accounts(20).await.get("collapser_cache_hits_total"), 10.0);
+    assert_eq!(rig.backend.calls(), 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_after_the_ttl_has_not_been_shared() {
+    let rig = Rig::start(json!({"pass_after": 10, "cache_duration": "10ms"}), 0).await;
+    ask_for(&rig, keys("k", 10)).await;
+    for _ in 0..5 {
+        ask_for(&rig, ["rare".to_string()]).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(rig.accounts(15).await.get(PASSED), 5.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_passes_has_the_deadline_of_a_flight() {
+    let rig = RawRig::start(json!({"pass_after": 1, "backend_timeout": "1s"})).await;
+    rig.upstream.release();
+    assert_eq!(rig.one().await.unwrap().key, "k");
+    rig.upstream.hold();
+    let begun = Instant::now();
+    let late = rig.client().await.compute(ask("other")).await.unwrap_err();
+    let took = begun.elapsed();
+    assert!((Duration::from_millis(980)..Duration::from_secs(8)).contains(&took), "{took:?}");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
+    assert!(late.message().contains("1s (backend_timeout)"), "{late:?}");
+    assert_eq!(rig.upstream.calls(), 2);
+    assert!(!rig.upstream.last_headers().contains_key("x-envoy-upstream-rq-timeout-ms"));
+    rig.metric("collapser_bypassed_requests_total{reason=\"unshared\"}", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_passes_may_hang_up() {
+    let rig = RawRig::start(json!({"pass_after": 1, "cache_duration": "0"})).await;
+    rig.upstream.release();
+    assert_eq!(rig.one().await.unwrap().key, "k");
+    rig.upstream.hold();
+    let mut client = rig.client().await;
+    let passes = tokio::spawn(async move { client.compute(ask("other")).await });
+    eventually("it is at the upstream", async || rig.upstream.calls() == 2).await;
+    passes.abort();
+    eventually("it is gone", async || passes.is_finished()).await;
+    rig.upstream.set(Act::Answer(Answer::compute("other")));
+    rig.upstream.release();
+    let reply = rig.client().await.compute(ask("other")).await.unwrap();
+    assert_eq!(reply.into_inner().key, "other");
+    rig.quiet().await;
+}
