@@ -157,6 +157,13 @@ fn bypass(envoy: &mut Envoy) {
     assert_answered(envoy, stream, &page);
 }
 
+/// A key that is new, of a method whose flights nobody has shared.
+fn unshared(envoy: &mut Envoy, text: &str) {
+    let stream = envoy.request(request(text)).unwrap();
+    envoy.upstream_answers(stream, reply(text)).unwrap();
+    assert_answered(envoy, stream, &reply(text));
+}
+
 fn bypass_of_a_method(envoy: &mut Envoy) {
     let stream = envoy.request(call(EXCLUDED, "x")).unwrap();
     envoy.upstream_answers(stream, reply("x")).unwrap();
@@ -197,33 +204,38 @@ fn share(counts: &Counts, parts: u64) -> Counts {
     Counts { calls: each(&counts.calls), entries: each(&counts.entries), fuel: counts.fuel / parts }
 }
 
-/// Runs each kind of request until it is routine, then counts.
-fn measured() -> Vec<(&'static str, Counts)> {
+/// A kind of request, counted when it is routine.
+fn routine(envoy: &mut Envoy, mut work: impl FnMut(&mut Envoy)) -> Counts {
     const TIMES: u64 = 10;
+    (0..TIMES).for_each(|_| work(envoy));
+    share(&taken(envoy, |envoy| (0..TIMES).for_each(|_| work(envoy))), TIMES)
+}
+
+/// Counts each kind of request.
+fn measured() -> Vec<(&'static str, Counts)> {
     let mut envoy = envoy();
-    let mut routine = |work: &mut dyn FnMut(&mut Envoy)| {
-        (0..TIMES).for_each(|_| work(&mut envoy));
-        share(&taken(&mut envoy, |envoy| (0..TIMES).for_each(|_| work(envoy))), TIMES)
+    let number = std::cell::Cell::new(0);
+    let fresh = || {
+        number.set(number.get() + 1);
+        format!("{:06}", number.get())
     };
-    let mut number = 0;
-    let mut fresh = move || {
-        number += 1;
-        format!("{number:06}")
-    };
-    let leader = routine(&mut |envoy| burst(envoy, &fresh(), 1));
-    let hit = routine(&mut |envoy| hit(envoy, "000001"));
+    let leader = routine(&mut envoy, |envoy| burst(envoy, &fresh(), 1));
+    let hit = routine(&mut envoy, |envoy| hit(envoy, "000001"));
     // All in one batch, so that what a batch takes is in both.
-    let few = routine(&mut |envoy| burst(envoy, &fresh(), 10));
-    let many = routine(&mut |envoy| burst(envoy, &fresh(), 30));
+    let few = routine(&mut envoy, |envoy| burst(envoy, &fresh(), 10));
+    let many = routine(&mut envoy, |envoy| burst(envoy, &fresh(), 30));
     let follower = share(&minus(&many, &few), 20);
-    let bypass = routine(&mut bypass);
-    let bypass_of_a_method = routine(&mut bypass_of_a_method);
+    let bypass = routine(&mut envoy, bypass);
+    let bypass_of_a_method = routine(&mut envoy, bypass_of_a_method);
     burst(&mut envoy, "first thousand", 1_000);
     let thousand = taken(&mut envoy, |envoy| burst(envoy, "thousand", 1_000));
+    (0..256).for_each(|_| burst(&mut envoy, &fresh(), 1));
+    let unshared = routine(&mut envoy, |envoy| unshared(envoy, &fresh()));
     let counted = vec![
         ("hit", hit),
         ("follower", follower),
         ("leader", leader),
+        ("unshared", unshared),
         ("bypass: not gRPC", bypass),
         ("bypass: method", bypass_of_a_method),
         ("burst of 1,000", thousand),

@@ -33,7 +33,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),    // fills the body slot and adds trailers
             ("proxy_on_response_headers", 1), // puts the recorded headers in place
         ],
-        fuel: 32_663,
+        fuel: 16_550,
     },
     Expected {
         kind: "follower",
@@ -56,7 +56,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),
             ("proxy_on_response_headers", 1),
         ],
-        fuel: 33_234,
+        fuel: 17_700,
     },
     Expected {
         kind: "leader",
@@ -81,7 +81,26 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),
             ("proxy_on_response_headers", 1),
         ],
-        fuel: 56_133,
+        fuel: 49_543,
+    },
+    Expected {
+        kind: "unshared",
+        calls: &[
+            ("clock_time_get", 2),         // when it came, and when it was over
+            ("proxy_get_buffer_bytes", 1), // the message, for the key
+            ("proxy_get_header_map_pairs", 1),
+            ("proxy_replace_header_map_value", 1), // its deadline
+        ],
+        entries: &[
+            ("proxy_on_context_create", 1),
+            ("proxy_on_done", 1),
+            ("proxy_on_memory_allocate", 2),
+            ("proxy_on_request_body", 1),
+            ("proxy_on_request_headers", 1),
+            ("proxy_on_response_body", 1),
+            ("proxy_on_response_headers", 1),
+        ],
+        fuel: 30_900,
     },
     Expected {
         kind: "bypass: not gRPC",
@@ -150,6 +169,6 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_headers", 1_000),
             ("proxy_on_tick", 4), // a slice each
         ],
-        fuel: 33_394_149,
+        fuel: 17_360_920,
     },
 ];

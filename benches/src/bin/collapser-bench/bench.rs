@@ -244,7 +244,7 @@ impl Contender {
         let kept = scenario.settings["cache_duration"] != json!(null);
         let expected = match self.candidate.kind {
             Kind::Plain => calls..=calls,
-            Kind::Direct | Kind::Held => 0..=0,
+            Kind::Direct | Kind::Held | Kind::HeldWithSlot => 0..=0,
             Kind::Filter(_) => scenario.drive.backend_calls(calls, round.seconds, kept),
             Kind::Peer(_) => return Ok(()),
         };

@@ -35,6 +35,8 @@ pub enum Kind {
     Direct,
     /// Plain, but a filter of Envoy's own holds every request: what waiting costs Envoy itself.
     Held,
+    /// The same with the body slot, which is Envoy's own too.
+    HeldWithSlot,
     /// The shipped configuration with this module.
     Filter(PathBuf),
     /// A command that serves `LISTEN_PORT` and forwards to `BACKEND_ADDRESS`.
@@ -101,6 +103,7 @@ impl Candidate {
                 options.config.edit = patient;
             }
             Kind::Held => options.config.edit = holding,
+            Kind::HeldWithSlot => options.config.edit = holding_with_slot,
             _ => options.config.edit = without_filters,
         }
         if self.kind == Kind::Direct {
@@ -154,12 +157,17 @@ fn patient(config: &mut Value) {
 
 /// Takes out the filter and whatever is there for its sake alone, so that what remains is plain proxying.
 fn without_filters(config: &mut Value) {
+    leave_filters(config, &["router"]);
+}
+
+/// The same, but for these filters.
+fn leave_filters(config: &mut Value, kept: &[&str]) {
     patient(config);
     let manager = config.pointer_mut(MANAGER).and_then(Value::as_object_mut);
     let Some(manager) = manager else { return };
     manager.remove("early_header_mutation_extensions");
     if let Some(filters) = manager.get_mut("http_filters").and_then(Value::as_array_mut) {
-        filters.retain(|filter| filter["name"] == "router");
+        filters.retain(|filter| kept.iter().any(|kept| filter["name"] == *kept));
     }
     if let Some(routes) = manager.get_mut("route_config").and_then(Value::as_object_mut) {
         routes.remove("response_headers_to_remove");
@@ -173,6 +181,15 @@ fn without_filters(config: &mut Value) {
 /// Holds every request for longer than anybody looks.
 fn holding(config: &mut Value) {
     without_filters(config);
+    hold(config);
+}
+
+fn holding_with_slot(config: &mut Value) {
+    leave_filters(config, &["body_slot", "router"]);
+    hold(config);
+}
+
+fn hold(config: &mut Value) {
     let filters = config.pointer_mut(&format!("{MANAGER}/http_filters")).and_then(Value::as_array_mut);
     let Some(filters) = filters else { return };
     filters.insert(

@@ -16,7 +16,7 @@ pub fn check(scenarios: &[Outcome], waiting: &[Memory]) -> bool {
     let ratio = |scenario: &str, quantity: &str, to: &str| {
         scenarios.iter().find(|outcome| outcome.name == scenario)?.ratio(quantity, "filter", to)
     };
-    let waiter = memory::extra(waiting, "filter", memory::HELD);
+    let waiter = memory::extra(waiting, "filter", memory::HELD_WITH_SLOT);
     let goal = |what, must, aim, got| Goal { what, must, aim, got };
     let goals = [
         goal("hit / plain, CPU", 1.0, 0.75, ratio("hit-10B", CPU, "plain")),

@@ -36,6 +36,9 @@ pub struct Memory {
 /// The candidate that shows what a waiting call takes of Envoy itself.
 pub const HELD: &str = "held";
 
+/// The same where Envoy's Lua filter is in the chain, of which each stream has an instance.
+pub const HELD_WITH_SLOT: &str = "held+slot";
+
 /// How much more one candidate takes for a waiting call than another, in bytes.
 pub fn extra(memory: &[Memory], of: &str, than: &str) -> Option<f64> {
     let median = |name: &str| Some(memory.iter().find(|memory| memory.candidate == name)?.spread?.median);
@@ -48,9 +51,10 @@ pub async fn measure(
     candidates: &[Candidate],
     mut on_round: impl FnMut(),
 ) -> anyhow::Result<Vec<Memory>> {
-    let held = Candidate { name: HELD.to_owned(), kind: Kind::Held };
+    let held = [(HELD, Kind::Held), (HELD_WITH_SLOT, Kind::HeldWithSlot)]
+        .map(|(name, kind)| Candidate { name: name.to_owned(), kind });
     let candidates: Vec<_> =
-        candidates.iter().filter(|candidate| candidate.kind != Kind::Direct).chain([&held]).collect();
+        candidates.iter().filter(|candidate| candidate.kind != Kind::Direct).chain(&held).collect();
     let mut bytes = vec![Vec::new(); candidates.len()];
     for _ in 0..bench.rounds {
         for (candidate, bytes) in candidates.iter().zip(&mut bytes) {
@@ -82,7 +86,8 @@ async fn one(bench: &Bench<'_>, candidate: &Candidate) -> anyhow::Result<f64> {
         headers: http::HeaderMap::new(),
     };
     let client = Client::connect(running.addr(), CONNECTIONS, shape).await?;
-    if candidate.kind != Kind::Held {
+    let is_held = matches!(candidate.kind, Kind::Held | Kind::HeldWithSlot);
+    if !is_held {
         // What the first calls alone take is not theirs.
         client.wave(CONNECTIONS as u64, 1).await?;
     }
@@ -101,14 +106,14 @@ async fn one(bench: &Bench<'_>, candidate: &Candidate) -> anyhow::Result<f64> {
     let bytes = waiting.saturating_sub(idle) as f64 * 1024.0 / WAITERS as f64;
     let expected = match candidate.kind {
         Kind::Plain => WAITERS,
-        Kind::Held => 0,
+        Kind::Held | Kind::HeldWithSlot => 0,
         _ => 1,
     };
     ensure!(
         calls == expected || matches!(candidate.kind, Kind::Peer(_)),
         "{calls} of {WAITERS} waiting calls reached the backend instead of {expected}"
     );
-    if candidate.kind == Kind::Held {
+    if is_held {
         return Ok(bytes);
     }
     backend.release();

@@ -165,13 +165,13 @@ pub fn spread(spread: Spread, digits: usize) -> String {
 pub fn memory_table(waiting: &[Memory]) -> String {
     let mut text =
         "\nwaiter-memory: 10,000 calls for one key wait for a backend that hangs (held: Envoy's own fault \
-                    filter keeps them from it)\n"
+                    filter keeps them from it; held+slot: with the Lua filter in the chain)\n"
             .to_owned();
     for candidate in waiting {
         let Some(bytes) = candidate.spread else { continue };
         let name = &candidate.candidate;
         text += &format!("  {name:<12} {} bytes/waiter", spread(bytes, 0));
-        for base in ["plain", memory::HELD] {
+        for base in ["plain", memory::HELD, memory::HELD_WITH_SLOT] {
             if let Some(extra) = memory::extra(waiting, name, base).filter(|_| name != base) {
                 text += &format!("; {extra:+.0} beside {base}");
             }

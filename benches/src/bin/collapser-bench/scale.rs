@@ -119,7 +119,7 @@ fn waiters(count: u64) -> Scenario {
     Scenario {
         // Long enough for all to arrive.
         latency: Duration::from_millis(20) + Duration::from_micros(100) * count as u32,
-        ..hits("waiters", drive, json!({"cache_duration": "0", "backend_timeout": "60s"}))
+        ..hits("waiters", drive, json!({"cache_duration": "0", "backend_timeout": "60s", "pass_after": 0}))
     }
 }
 
@@ -153,7 +153,8 @@ async fn keys(
     mut on_point: impl FnMut(Point),
 ) -> anyhow::Result<()> {
     let drive = |count| Drive::Loop { connections: 10, streams: 20, keys: Keys::Among(count) };
-    let settings = json!({"cache_duration": "24h", "max_cache_entries": 0, "max_cache_bytes": "3GiB"});
+    let settings =
+        json!({"cache_duration": "24h", "max_cache_entries": 0, "max_cache_bytes": "3GiB", "pass_after": 0});
     let scenario = hits("keys", drive(1), settings);
     let backend = Backend::start(scenario.reply_bytes)?;
     let mut contenders = Vec::new();

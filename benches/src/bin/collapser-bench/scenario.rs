@@ -120,6 +120,12 @@ pub fn all() -> Vec<Scenario> {
             lasting(10, 20, Keys::Distinct),
         ),
         other(
+            "distinct-led",
+            "the same, but each call leads a flight (pass_after 0)",
+            json!({"pass_after": 0}),
+            lasting(10, 20, Keys::Distinct),
+        ),
+        other(
             "mix",
             "9 of 10 calls for one of 7 keys, the others for new ones, 10 x 20, cache as shipped",
             json!({}),
