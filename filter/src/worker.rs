@@ -110,7 +110,7 @@ impl Worker {
             woken: Cell::new(false),
             keyer: RefCell::new(Keyer::new(settings.key_headers.clone())),
             table: RefCell::new(Table::new(&settings)),
-            catalog: RefCell::new(Catalog::new(settings.methods.clone(), settings.pass_after)),
+            catalog: RefCell::new(Catalog::new(settings.methods.clone(), settings.passes_after())),
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
             airborne: RefCell::default(),
             slice: Cell::new(SLICE),

@@ -261,6 +261,15 @@ impl Settings {
         if faults.is_empty() { Ok(settings) } else { Err(faults) }
     }
 
+    /// [`Self::pass_after`], but 0 where another filter holds requests: there, one that passes could be given no
+    /// deadline.
+    pub fn passes_after(&self) -> usize {
+        match self.hold {
+            Hold::Headers => self.pass_after,
+            Hold::Filter => 0,
+        }
+    }
+
     /// The environment variables that [`Self::load`] asks for.
     pub fn environment() -> impl Iterator<Item = &'static str> {
         FIELDS.iter().map(|field| field.env)
