@@ -336,23 +336,24 @@ pub fn register_queue(name: &str) -> Result<u32> {
     Ok(queue)
 }
 
-/// Puts an empty message into a queue, which wakes its owner.
-pub fn wake(queue: u32) -> Result<()> {
-    // SAFETY: the message has no bytes.
-    check(unsafe { proxy_enqueue_shared_queue(queue, null(), 0) })
+/// Puts a message into a queue, which wakes its owner.
+pub fn send(queue: u32, message: &[u8]) -> Result<()> {
+    // SAFETY: the message is read during the call only.
+    check(unsafe { proxy_enqueue_shared_queue(queue, message.as_ptr(), message.len()) })
 }
 
 /// Empties a queue.
-pub fn drain(queue: u32) {
+pub fn drain(queue: u32, mut read: impl FnMut(&[u8])) {
     loop {
         let (mut data, mut size) = (null_mut(), 0);
-        // SAFETY: as in `buffer`; the block is freed at once.
-        unsafe {
+        // SAFETY: as in `buffer`.
+        let message = unsafe {
             if proxy_dequeue_shared_queue(queue, &mut data, &mut size) != OK {
                 return;
             }
-            drop(take(data, size));
-        }
+            take(data, size)
+        };
+        read(&message);
     }
 }
 

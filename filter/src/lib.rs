@@ -4,6 +4,7 @@
 //! - `root`: one root context a worker; settings, ticks, flights' replies.
 //! - `stream`: one context a request; a small state machine.
 //! - `worker`: what the two share: table, departures, fan-out, pacing.
+//! - `sharing`: flights that all workers of the process share.
 //! - `metrics` and `host`: metrics, and the host calls themselves.
 //!
 //! A request is answered by a *local reply*. Envoy makes every local reply to a gRPC request
@@ -16,5 +17,6 @@ mod abi;
 mod host;
 mod metrics;
 mod root;
+mod sharing;
 mod stream;
 mod worker;

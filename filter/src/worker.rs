@@ -2,10 +2,12 @@
 
 use crate::host;
 use crate::metrics::{Levels, Metrics};
+use crate::sharing::{Departure, News, Sharing};
 use crate::stream::{another_filter_holds, mark_as_passing};
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Catalog, Method, MethodId};
 use collapser_engine::classify::Bypass;
+use collapser_engine::commons::{self, Claim};
 use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
 use collapser_engine::grace::{Grace, Place, Until};
 use collapser_engine::grpc::Code;
@@ -52,9 +54,12 @@ pub struct Request {
 
 /// A flight whose call is under way.
 struct Airborne {
+    key: Key,
     flight: FlightId,
     method: Option<MethodId>,
     dispatched: Nanos,
+    /// If other workers may wait for it.
+    ticket: Option<commons::Ticket>,
 }
 
 /// The state of one worker.
@@ -76,6 +81,7 @@ pub struct Worker {
     catalog: RefCell<Catalog>,
     grace: RefCell<Grace>,
     airborne: RefCell<HashMap<u32, Airborne>>,
+    sharing: Option<Sharing>,
     /// What may still be sent before the next tick.
     slice: Cell<Portion>,
     /// Kept between batches, so that a batch allocates nothing.
@@ -99,20 +105,22 @@ impl Worker {
         let full = format!("collapser: {} requests wait already (max_waiters)", settings.max_waiters);
         let no_slot = "collapser: the body slot (a Lua filter) is missing after this filter in http_filters";
         let name = random();
+        // A queue belongs to whoever registered its name last, so every root context takes a
+        // name of its own.
+        let queue = host::register_queue(&format!("collapser/{name:016x}"))?;
         let worker = Self {
             metrics: Metrics::define(name)?,
             full: Rc::new(Reply::failure(Code::RESOURCE_EXHAUSTED, &full)),
             no_slot: Rc::new(Reply::failure(Code::INTERNAL, no_slot)),
             root,
-            // A queue belongs to whoever registered its name last, so every root context takes a
-            // name of its own.
-            queue: host::register_queue(&format!("collapser/{name:016x}"))?,
+            queue,
             woken: Cell::new(false),
             keyer: RefCell::new(Keyer::new(settings.key_headers.clone())),
             table: RefCell::new(Table::new(&settings)),
             catalog: RefCell::new(Catalog::new(settings.methods.clone(), settings.passes_after())),
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
             airborne: RefCell::default(),
+            sharing: Sharing::new(name, queue, &settings),
             slice: Cell::new(SLICE),
             calls: RefCell::default(),
             marker: pairs::block(&[(MARKER, "1")]),
@@ -123,7 +131,11 @@ impl Worker {
             next_sweep: Cell::new(0),
             settings,
         };
-        worker.tick_at(worker.now() + nanos(IDLE), worker.now());
+        let now = worker.now();
+        if let Some(sharing) = &worker.sharing {
+            sharing.beat(now);
+        }
+        worker.tick_at(now + nanos(IDLE), now);
         Ok(worker)
     }
 
@@ -218,8 +230,7 @@ impl Worker {
             Outcome::Joined(_) => self.metrics.collapsed.add(1),
             Outcome::Full => self.metrics.refused.add(1),
             Outcome::Leads(ticket) => {
-                self.metrics.backend_calls.add(1);
-                self.depart(ticket.flight, &request, now);
+                self.depart(Departure { key, flight: ticket.flight, since: now, request }, now);
             }
         }
         outcome
@@ -257,7 +268,7 @@ impl Worker {
 
     /// Has the root context called soon, by a message to its own queue.
     fn wake(&self) {
-        if !self.woken.replace(true) && host::wake(self.queue).is_err() {
+        if !self.woken.replace(true) && host::send(self.queue, &[]).is_err() {
             // The next tick does the same work, a little later.
             self.woken.set(false);
         }
@@ -267,7 +278,7 @@ impl Worker {
 
     /// The wake-up has come.
     pub fn on_wake(&self) {
-        host::drain(self.queue);
+        host::drain(self.queue, |message| self.on_message(message));
         self.woken.set(false);
         let Portion { calls, bytes } = self.slice.get();
         self.fan_out(Portion { calls: if bytes == 0 { 0 } else { calls.min(BATCH.calls) }, bytes });
@@ -277,6 +288,10 @@ impl Worker {
     pub fn on_tick(&self) {
         let now = self.now();
         self.postpone_if_late(now);
+        if let Some(sharing) = &self.sharing {
+            sharing.beat(now);
+            sharing.due(now).into_iter().for_each(|departure| self.depart(departure, now));
+        }
         self.table.borrow_mut().lapse(now);
         self.slice.set(SLICE);
         self.fan_out(BATCH);
@@ -291,9 +306,8 @@ impl Worker {
 
     /// A dispatched call has ended; `record` reads its response.
     pub fn on_call_response(&self, token: u32, record: impl FnOnce() -> Reply) {
-        let Some(Airborne { flight, method, dispatched }) = self.airborne.borrow_mut().remove(&token) else {
-            return;
-        };
+        let Some(call) = self.airborne.borrow_mut().remove(&token) else { return };
+        let (method, dispatched) = (call.method, call.dispatched);
         let now = self.now();
         let mut reply = self.in_size(record());
         if self.is_late(&reply, now.saturating_sub(dispatched)) {
@@ -303,14 +317,21 @@ impl Worker {
         if reply.streamed {
             self.streams(method);
         }
-        self.land(flight, method, reply, now);
+        self.land(call, reply, now);
         // At least one batch, whatever is left of the slice: a flight with few waiters does not wait.
         self.fan_out(BATCH);
     }
 
     /// Gives back what this worker has added to the gauges that all share.
     pub fn on_done(&self) {
-        self.metrics.end(self.now());
+        let now = self.now();
+        if let Some(sharing) = &self.sharing {
+            for call in self.airborne.take().into_values() {
+                call.ticket.into_iter().for_each(|ticket| sharing.give_up(&call.key, ticket, now));
+            }
+            sharing.end();
+        }
+        self.metrics.end(now);
     }
 
     /// What to say instead of these response headers if they are what Envoy makes of a call that has met its deadline.
@@ -348,30 +369,71 @@ impl Worker {
         Reply::failure(Code::RESOURCE_EXHAUSTED, &message)
     }
 
-    fn land(&self, flight: FlightId, method: Option<MethodId>, reply: Reply, now: Nanos) {
+    /// This worker's call has ended.
+    fn land(&self, call: Airborne, reply: Reply, now: Nanos) {
         let code = reply.code;
-        let Some(landing) = self.table.borrow_mut().land(flight, reply, now) else { return };
+        let landing = self.table.borrow_mut().land(call.flight, reply, now);
+        let Some(landing) = landing else { return };
+        if let (Some(sharing), Some(ticket)) = (&self.sharing, call.ticket) {
+            sharing.land(&landing.key, ticket, &landing.reply, landing.expires, now);
+        }
         if !landing.shared {
-            self.catalog.borrow_mut().unshared(method);
+            self.catalog.borrow_mut().unshared(call.method);
         }
         self.metrics.flight_ended(now.saturating_sub(landing.started), code);
         self.metrics.evictions.add(landing.evicted);
     }
 
+    /// Another worker's reply ends a flight of this one.
+    fn land_shared(&self, departure: &Departure, reply: Reply, expires: Nanos, now: Nanos) {
+        self.catalog.borrow_mut().shared(departure.request.method);
+        let landing = self.table.borrow_mut().land_until(departure.flight, reply, now, expires);
+        self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
+        self.wake();
+    }
+
+    /// Another worker has something to say.
+    fn on_message(&self, message: &[u8]) {
+        let news = self.sharing.as_ref().and_then(|sharing| sharing.read(message));
+        match news {
+            Some(News::Reply { departure, reply, expires }) => {
+                self.metrics.collapsed.add(1);
+                self.land_shared(&departure, reply, expires, self.now());
+            }
+            Some(News::Gone(departure)) => self.depart(departure, self.now()),
+            None => (),
+        }
+    }
+
+    /// Gets a flight its reply: by a call, or from another worker.
+    fn depart(&self, departure: Departure, now: Nanos) {
+        let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&departure.key, now)));
+        match claim {
+            Some((_, Claim::Fly(ticket))) => self.fly(&departure, Some(ticket), now),
+            None | Some((_, Claim::Unshared)) => self.fly(&departure, None, now),
+            Some((sharing, Claim::Wait(watch))) => sharing.watch(watch, departure),
+            Some((_, Claim::Take { reply, expires })) => {
+                self.metrics.hits.add(1);
+                self.land_shared(&departure, reply, expires, now);
+            }
+        }
+    }
+
     /// Sends a flight off. The root context does it, which outlives all callers: a call dispatched by a stream dies with
     /// the stream.
-    fn depart(&self, flight: FlightId, request: &Request, now: Nanos) {
-        if let Ok(call) = self.dispatch(request) {
-            self.airborne
-                .borrow_mut()
-                .insert(call, Airborne { flight, method: request.method, dispatched: now });
+    fn fly(&self, departure: &Departure, ticket: Option<commons::Ticket>, now: Nanos) {
+        self.metrics.backend_calls.add(1);
+        let Departure { key, flight, request, .. } = departure;
+        let call = Airborne { key: *key, flight: *flight, method: request.method, dispatched: now, ticket };
+        if let Ok(token) = self.dispatch(request) {
+            self.airborne.borrow_mut().insert(token, call);
             return;
         }
         let cluster = &self.settings.cluster;
         let message = format!(
             "collapser: Envoy refused the call to cluster \"{cluster}\": it does not exist, has no host, or its circuit breaker is open"
         );
-        self.land(flight, request.method, Reply::failure(Code::UNAVAILABLE, &message), now);
+        self.land(call, Reply::failure(Code::UNAVAILABLE, &message), now);
         self.wake();
     }
 
@@ -461,7 +523,8 @@ impl Worker {
         Levels {
             cached: table.cached(),
             cached_bytes: table.cached_bytes(),
-            in_air: table.in_air(),
+            // What another worker has in the air counts there.
+            in_air: table.in_air().saturating_sub(self.sharing.as_ref().map_or(0, Sharing::watched)),
             waiting: table.waiting(),
         }
     }

@@ -7,6 +7,7 @@
 use crate::methods::{self, Methods};
 use crate::{bytesize, duration};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 /// The settings of a filter.
@@ -48,6 +49,17 @@ pub struct Settings {
     pub pass_after: usize,
     /// Who keeps a request from going upstream before it is whole.
     pub hold: Hold,
+    /// Among whom flights and replies are shared.
+    pub scope: Scope,
+}
+
+/// Among whom flights and replies are shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All workers of the Envoy process.
+    Process,
+    /// The requests of one worker.
+    Worker,
 }
 
 /// Who keeps a request from going upstream before it is whole.
@@ -121,7 +133,7 @@ struct Field {
     assign: Assign,
 }
 
-const FIELDS: [Field; 17] = [
+const FIELDS: [Field; 18] = [
     Field { json: "cluster", env: "COLLAPSER_CLUSTER", assign: |s, raw| put(&mut s.cluster, cluster(raw)) },
     Field {
         json: "backend_timeout",
@@ -199,6 +211,7 @@ const FIELDS: [Field; 17] = [
         assign: |s, raw| put(&mut s.pass_after, count(raw, 0, 1_000_000_000)),
     },
     Field { json: "hold", env: "COLLAPSER_HOLD", assign: |s, raw| put(&mut s.hold, hold(raw)) },
+    Field { json: "scope", env: "COLLAPSER_SCOPE", assign: |s, raw| put(&mut s.scope, scope(raw)) },
 ];
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -227,6 +240,7 @@ impl Settings {
             stream_grace: Duration::from_millis(20),
             pass_after: 256,
             hold: Hold::Headers,
+            scope: Scope::Process,
         }
     }
 
@@ -259,6 +273,12 @@ impl Settings {
             faults.push(format!("{name} is {value}, but there is no such setting; allowed: {}", names()));
         }
         if faults.is_empty() { Ok(settings) } else { Err(faults) }
+    }
+
+    /// The same for filters with the same settings, which may share replies, and different for all others.
+    pub fn realm(&self) -> u64 {
+        let digest = Sha256::digest(format!("{self:?}"));
+        digest.iter().take(8).fold(0, |realm, byte| realm << 8 | u64::from(*byte))
     }
 
     /// [`Self::pass_after`], but 0 where another filter holds requests: there, one that passes could be given no
@@ -333,6 +353,14 @@ fn hold(raw: &Raw) -> Result<Hold, String> {
     }
 }
 
+fn scope(raw: &Raw) -> Result<Scope, String> {
+    match raw.text().as_deref() {
+        Some("process") => Ok(Scope::Process),
+        Some("worker") => Ok(Scope::Worker),
+        _ => Err("process or worker".to_string()),
+    }
+}
+
 fn in_range(value: Option<u64>, least: u64, most: u64) -> Option<usize> {
     usize::try_from(value.filter(|value| (least..=most).contains(value))?).ok()
 }
@@ -390,7 +418,7 @@ mod tests {
         let json = r#"{"cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
             "cache_errors":true,"max_cache_entries":1e+06,"max_cache_bytes":"1GiB","key_headers":["X-Tenant","a","a"],
             "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms",
-            "pass_after":0,"hold":"filter"}"#;
+            "pass_after":0,"hold":"filter","scope":"worker"}"#;
         let expected = Settings {
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(90),
@@ -409,6 +437,7 @@ mod tests {
             stream_grace: Duration::from_millis(5),
             pass_after: 0,
             hold: Hold::Filter,
+            scope: Scope::Worker,
         };
         assert_eq!(load(json, &[]), Ok(expected));
     }
@@ -433,6 +462,7 @@ mod tests {
             ("COLLAPSER_STREAM_GRACE", "10ms"),
             ("COLLAPSER_PASS_AFTER", "11"),
             ("COLLAPSER_HOLD", "filter"),
+            ("COLLAPSER_SCOPE", "worker"),
         ];
         let expected = Settings {
             cluster: "b".into(),
@@ -452,9 +482,18 @@ mod tests {
             stream_grace: Duration::from_millis(10),
             pass_after: 11,
             hold: Hold::Filter,
+            scope: Scope::Worker,
         };
         assert_eq!(load("", &env), Ok(expected));
         assert_eq!(env.map(|(name, _)| name).to_vec(), Settings::environment().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn only_the_same_settings_have_the_same_realm() {
+        let settings = Settings::for_cluster("b");
+        assert_eq!(settings.realm(), settings.clone().realm());
+        assert_ne!(settings.realm(), Settings { cache_errors: true, ..settings.clone() }.realm());
+        assert_ne!(settings.realm(), Settings::for_cluster("c").realm());
     }
 
     #[test]
@@ -489,6 +528,7 @@ mod tests {
             (r#"{"cluster":"b","methods":["C"]}"#, ["methods", "\"C\"", "/pkg.Service/*"]),
             (r#"{"cluster":"b","color":"red"}"#, ["color", "\"red\"", "cache_duration"]),
             (r#"{"cluster":"b","hold":"body"}"#, ["hold", "\"body\"", "headers or filter"]),
+            (r#"{"cluster":"b","scope":"pod"}"#, ["scope", "\"pod\"", "process or worker"]),
             (r#"{"cluster":7}"#, ["cluster", "7", "name of an Envoy cluster"]),
             ("{}", ["cluster", "not set", "COLLAPSER_CLUSTER"]),
             ("[]", ["configuration", "[]", "JSON object"]),

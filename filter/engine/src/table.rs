@@ -27,8 +27,14 @@ pub enum Outcome {
 }
 
 /// What came of a landing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Landing {
+    /// The flight's key.
+    pub key: Key,
+    /// The reply.
+    pub reply: Rc<Reply>,
+    /// Until when it may be given to those who come later; not after now if to nobody.
+    pub expires: Nanos,
     /// When the flight began.
     pub started: Nanos,
     /// Whether more than one waited for it at a time.
@@ -108,17 +114,28 @@ impl Table {
     /// The flight's reply has come. It is cached for the TTL if it may be. `None` if the flight is
     /// not in the air.
     pub fn land(&mut self, flight: FlightId, reply: Reply, now: Nanos) -> Option<Landing> {
+        let ttl = if self.cacheable(&reply) { self.ttl } else { 0 };
+        self.land_until(flight, reply, now, now.saturating_add(ttl))
+    }
+
+    /// The same with a reply that another worker has got, which is fresh until `expires`.
+    pub fn land_until(
+        &mut self,
+        flight: FlightId,
+        reply: Reply,
+        now: Nanos,
+        expires: Nanos,
+    ) -> Option<Landing> {
         self.blocked = false;
-        let cacheable = self.cacheable(&reply);
         let reply = Rc::new(reply);
         let Landed { key, started, shared } = self.flights.land(flight, Rc::clone(&reply))?;
-        let mut landing = Landing { started, shared, evicted: 0 };
-        if cacheable
-            && let Inserted::Kept { evicted } = self.cache.insert(key, reply, now.saturating_add(self.ttl))
+        let mut evicted = 0;
+        if expires > now
+            && let Inserted::Kept { evicted: others } = self.cache.insert(key, Rc::clone(&reply), expires)
         {
-            landing.evicted = evicted;
+            evicted = others;
         }
-        Some(landing)
+        Some(Landing { key, reply, expires, started, shared, evicted })
     }
 
     fn cacheable(&self, reply: &Reply) -> bool {
@@ -227,10 +244,8 @@ mod tests {
         let mut table = table(|_| ());
         let ticket = lead(&mut table, 1, 1, 0);
         assert!(matches!(table.arrive(numbered(1), 2, 1), Outcome::Joined(_)));
-        assert_eq!(
-            table.land(ticket.flight, of_weight(3), 50),
-            Some(Landing { started: 0, shared: true, evicted: 0 })
-        );
+        let landing = table.land(ticket.flight, of_weight(3), 50).unwrap();
+        assert_eq!((landing.started, landing.expires, landing.shared), (0, 150, true));
         assert!(matches!(table.arrive(numbered(1), 3, 149), Outcome::Hit(_)));
         assert!(matches!(table.arrive(numbered(1), 4, 150), Outcome::Leads(_)));
         assert_eq!(calls(&mut table).len(), 2);
@@ -243,6 +258,17 @@ mod tests {
         table.land(ticket.flight, of_weight(3), 0);
         assert_eq!(table.cached(), 0);
         lead(&mut table, 1, 2, 0);
+    }
+
+    #[test]
+    fn another_workers_reply_is_fresh_for_as_long_as_it_was_there() {
+        for (expires, fresh) in [(60, true), (50, false)] {
+            let mut table = table(|_| ());
+            let ticket = lead(&mut table, 1, 1, 0);
+            table.land_until(ticket.flight, of_weight(3), 50, expires).unwrap();
+            assert_eq!(matches!(table.arrive(numbered(1), 2, 59), Outcome::Hit(_)), fresh);
+            assert!(!matches!(table.arrive(numbered(1), 3, 60), Outcome::Hit(_)));
+        }
     }
 
     #[test]

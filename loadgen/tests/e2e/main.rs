@@ -24,3 +24,4 @@ mod tls;
 mod unshared;
 mod upstreams;
 mod vm;
+mod workers;

@@ -1,0 +1,159 @@
+//! Flights that all workers of the process share: the engine's commons, bound to Envoy's shared data and queues.
+
+use crate::host;
+use crate::worker::Request;
+use collapser_engine::commons::{self, Claim, Commons, Freshness, Message, Shared, Ticket, Watch};
+use collapser_engine::flights::FlightId;
+use collapser_engine::key::Key;
+use collapser_engine::reply::Reply;
+use collapser_engine::settings::{Scope, Settings};
+use collapser_engine::{Nanos, nanos};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// How long after its deadline a flight has ended for certain: Envoy's timers are late on a busy machine.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// The slots of the commons in Envoy's shared data.
+struct Slots;
+
+impl Slots {
+    fn key(slot: u32) -> String {
+        format!("collapser/commons/{}/{slot}", commons::LAYOUT)
+    }
+}
+
+impl Shared for Slots {
+    fn get(&self, slot: u32) -> Option<(Vec<u8>, u32)> {
+        host::shared_data(&Self::key(slot))
+    }
+
+    fn set(&self, slot: u32, value: &[u8], token: u32) -> bool {
+        host::set_shared_data(&Self::key(slot), value, token).is_ok()
+    }
+}
+
+/// A flight of this worker's table that needs an upstream call, or somebody else's reply.
+pub struct Departure {
+    /// Its key.
+    pub key: Key,
+    /// The flight.
+    pub flight: FlightId,
+    /// When it began.
+    pub since: Nanos,
+    /// What to send, should the call be this worker's.
+    pub request: Request,
+}
+
+/// What a message of another worker means for this one.
+pub enum News {
+    /// The reply that this departure waits for.
+    Reply {
+        /// Which.
+        departure: Departure,
+        /// The reply.
+        reply: Reply,
+        /// Until when it may be cached.
+        expires: Nanos,
+    },
+    /// Claim again for this one.
+    Gone(Departure),
+}
+
+/// A worker's part in what all share.
+pub struct Sharing {
+    commons: RefCell<Commons>,
+    watched: RefCell<HashMap<Key, (Watch, Departure)>>,
+    patience: Nanos,
+}
+
+impl Sharing {
+    /// The part of the worker `owner`, which reads `queue`; none if the settings want every worker by itself.
+    pub fn new(owner: u64, queue: u32, settings: &Settings) -> Option<Self> {
+        if settings.scope == Scope::Worker {
+            return None;
+        }
+        Commons::create_slots(&Slots);
+        let max_bytes = commons::bucket_bytes(settings.max_cache_bytes);
+        Some(Self {
+            commons: RefCell::new(Commons::new(owner, settings.realm(), queue, max_bytes)),
+            watched: RefCell::default(),
+            patience: nanos(settings.backend_timeout.saturating_add(SLACK)),
+        })
+    }
+
+    /// See [`Commons::beat`].
+    pub fn beat(&self, now: Nanos) {
+        self.commons.borrow_mut().beat(now, &Slots);
+    }
+
+    /// See [`Commons::claim`].
+    pub fn claim(&self, key: &Key, now: Nanos) -> Claim {
+        self.commons.borrow_mut().claim(key, now, now.saturating_add(self.patience), &Slots)
+    }
+
+    /// Keeps a departure that waits for another worker's flight.
+    pub fn watch(&self, watch: Watch, departure: Departure) {
+        self.watched.borrow_mut().insert(departure.key, (watch, departure));
+    }
+
+    /// How many departures wait for other workers.
+    pub fn watched(&self) -> usize {
+        self.watched.borrow().len()
+    }
+
+    /// Takes out the departures for which it is time to claim again.
+    pub fn due(&self, now: Nanos) -> Vec<Departure> {
+        let mut watched = self.watched.borrow_mut();
+        if watched.is_empty() {
+            return Vec::new();
+        }
+        let commons = self.commons.borrow();
+        watched.extract_if(|_, (watch, _)| commons.is_due(watch, now)).map(|(_, (_, one))| one).collect()
+    }
+
+    /// Reads a message of another worker.
+    pub fn read(&self, message: &[u8]) -> Option<News> {
+        let message = self.commons.borrow().read(message)?;
+        let mut watched = self.watched.borrow_mut();
+        match message {
+            Message::Gone { key } => watched.remove(&key).map(|(_, departure)| News::Gone(departure)),
+            Message::Reply { key, freshness, reply } => {
+                // Whoever joined a moment later is as well off as one who joins while a reply is on the wire.
+                watched.get(&key).filter(|(_, departure)| freshness.is_good_for(departure.since))?;
+                let (_, departure) = watched.remove(&key)?;
+                Some(News::Reply { departure, reply, expires: freshness.expires })
+            }
+        }
+    }
+
+    /// This worker's flight for all has ended with a reply that is fresh until `expires`.
+    pub fn land(&self, key: &Key, ticket: Ticket, reply: &Reply, expires: Nanos, now: Nanos) {
+        let mut commons = self.commons.borrow_mut();
+        let queues = commons.land(ticket, reply, expires, now, &Slots);
+        if !queues.is_empty() {
+            let message = commons.reply_message(key, Freshness { landed: now, expires }, reply);
+            tell(&queues, &message);
+        }
+    }
+
+    /// This worker's flight for all will not end here.
+    pub fn give_up(&self, key: &Key, ticket: Ticket, now: Nanos) {
+        let mut commons = self.commons.borrow_mut();
+        let queues = commons.give_up(ticket, now, &Slots);
+        tell(&queues, &commons.gone_message(key));
+    }
+
+    /// Leaves. Flights that are not given up before are taken over by others.
+    pub fn end(&self) {
+        self.commons.borrow_mut().end(&Slots);
+    }
+}
+
+fn tell(queues: &[u32], message: &[u8]) {
+    for queue in queues {
+        // Where the message does not arrive, its receiver looks after the flight itself.
+        let _ = host::send(*queue, message);
+    }
+}
