@@ -69,7 +69,14 @@ impl Bench<'_> {
             if candidate.kind == Kind::Direct && !scenario.floor {
                 continue;
             }
-            contenders.push(self.prepare(scenario, candidate, &backend, 1).await?);
+            contenders.push(self.prepare(scenario, candidate, &backend, scenario.workers).await?);
+            if let Kind::Filter(module) = &candidate.kind
+                && scenario.workers > 1
+            {
+                let name = format!("{}/worker", candidate.name);
+                let by_itself = Candidate { name, kind: Kind::FilterOfWorker(module.clone()) };
+                contenders.push(self.prepare(scenario, &by_itself, &backend, scenario.workers).await?);
+            }
         }
         for _ in 0..self.rounds * scenario.repeat {
             for contender in &mut contenders {
@@ -245,7 +252,7 @@ impl Contender {
         let expected = match self.candidate.kind {
             Kind::Plain => calls..=calls,
             Kind::Direct | Kind::Held | Kind::HeldWithSlot => 0..=0,
-            Kind::Filter(_) => scenario.drive.backend_calls(calls, round.seconds, kept),
+            Kind::Filter(_) | Kind::FilterOfWorker(_) => scenario.drive.backend_calls(calls, round.seconds, kept),
             Kind::Peer(_) => return Ok(()),
         };
         ensure!(

@@ -39,6 +39,8 @@ pub enum Kind {
     HeldWithSlot,
     /// The shipped configuration with this module.
     Filter(PathBuf),
+    /// The same, but each of Envoy's workers by itself.
+    FilterOfWorker(PathBuf),
     /// A command that serves `LISTEN_PORT` and forwards to `BACKEND_ADDRESS`.
     Peer(String),
 }
@@ -73,7 +75,7 @@ impl Candidate {
 
     /// Whether it keeps replies.
     pub fn caches(&self) -> bool {
-        matches!(self.kind, Kind::Filter(_) | Kind::Peer(_))
+        matches!(self.kind, Kind::Filter(_) | Kind::FilterOfWorker(_) | Kind::Peer(_))
     }
 
     /// Content type of requests to it.
@@ -97,9 +99,12 @@ impl Candidate {
         // Held requests of some loads wait for longer than callers would.
         options.config.hold_timeout = Some(Duration::from_secs(120));
         match &self.kind {
-            Kind::Filter(module) => {
+            Kind::Filter(module) | Kind::FilterOfWorker(module) => {
                 options.config.module.clone_from(module);
                 options.config.settings = setup.settings.clone();
+                if let Kind::FilterOfWorker(_) = self.kind {
+                    options.config.settings["scope"] = json!("worker");
+                }
                 options.config.edit = patient;
             }
             Kind::Held => options.config.edit = holding,

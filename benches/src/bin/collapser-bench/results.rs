@@ -67,12 +67,18 @@ impl Outcome {
     /// Compares what was measured.
     pub fn new(scenario: &Scenario, contenders: &[Contender]) -> Self {
         let mut ratios = Vec::new();
-        let of = |kind: &Kind| contenders.iter().find(|contender| contender.candidate.kind == *kind);
         let latency = scenario.latency.as_secs_f64();
         for contender in contenders {
             let mine = (contender.candidate.name.as_str(), contender.rounds.as_slice());
-            for base in [&Kind::Plain, &Kind::Direct].into_iter().filter_map(of) {
-                if matches!(contender.candidate.kind, Kind::Plain | Kind::Direct) {
+            for base in contenders {
+                let is_measure = match base.candidate.kind {
+                    Kind::Plain | Kind::Direct => {
+                        !matches!(contender.candidate.kind, Kind::Plain | Kind::Direct)
+                    }
+                    Kind::FilterOfWorker(_) => matches!(contender.candidate.kind, Kind::Filter(_)),
+                    _ => false,
+                };
+                if !is_measure {
                     continue;
                 }
                 let theirs = (base.candidate.name.as_str(), base.rounds.as_slice());

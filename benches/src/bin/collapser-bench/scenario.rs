@@ -28,6 +28,8 @@ pub struct Scenario {
     pub extra_headers: usize,
     /// Whether Envoy's own answer is a measure for it: all answers are the same.
     pub floor: bool,
+    /// Envoy's workers, which share the one core. With more than one, the filter is also tried with each by itself.
+    pub workers: u32,
     /// So many rounds for each that was asked for; more where they are short.
     pub repeat: usize,
 }
@@ -76,6 +78,7 @@ pub fn hit(name: &str, about: &str, drive: Drive, settings: Value) -> Scenario {
         drive,
         extra_headers: 0,
         floor: true,
+        workers: 1,
         repeat: 1,
     }
 }
@@ -131,6 +134,25 @@ pub fn all() -> Vec<Scenario> {
             json!({}),
             lasting(10, 20, Keys::NineOfTen(7)),
         ),
+        Scenario {
+            workers: 4,
+            floor: false,
+            ..cached(
+                "workers-hit",
+                "4 workers, all cached, 10 bytes, 40 connections x 5 streams",
+                10,
+                lasting(40, 5, Keys::One),
+            )
+        },
+        Scenario {
+            workers: 4,
+            ..other(
+                "workers-distinct",
+                "4 workers, every key is new, each call leads a flight (pass_after 0), 40 x 5",
+                json!({"pass_after": 0}),
+                lasting(40, 5, Keys::Distinct),
+            )
+        },
         Scenario {
             latency: millis(50),
             plain_latency: Some(Duration::ZERO),
