@@ -16,7 +16,8 @@ use crate::rig::Rig;
 const CONNECTIONS: usize = 8;
 const WORKERS: usize = 200;
 
-/// What Envoy may take beyond what is cached: buffers of calls under way, and what allocators keep.
+/// What Envoy may take beyond what is cached, for each worker: buffers of calls under way, what allocators keep, and its
+/// part of what all workers share.
 const OVERHEAD: u64 = 64 << 20;
 
 /// Has `count` keys asked for, each once, beginning with `first`.
@@ -79,6 +80,8 @@ async fn assert_hot_key_hits(client: &Client) {
 
 struct Flood {
     name: &'static str,
+    /// Envoy's.
+    workers: u32,
     settings: Value,
     keys: u64,
     payload_bytes: u32,
@@ -88,7 +91,7 @@ struct Flood {
 
 impl Flood {
     async fn run(self) {
-        let mut rig = Rig::start(self.settings, 0).await;
+        let mut rig = Rig::start_with(self.settings, 0, |options| options.concurrency = self.workers).await;
         let clients = clients(&rig.sidecar.uri(), CONNECTIONS).await;
         let (before, peak, start) = (rss(&rig.sidecar), Peak::watch(&rig.sidecar), Instant::now());
         let most = flood_and_look(&rig, &clients, self.keys, self.payload_bytes).await;
@@ -109,7 +112,7 @@ impl Flood {
         assert!(most.entries > 0.0 && most.entries <= self.most_entries as f64, "{most:?}");
         assert!(most.bytes <= self.most_bytes as f64, "{most:?}");
         // What is cached is counted twice: the Wasm VM's memory never shrinks, and the cache's index doubles.
-        let bound = before + 2 * self.most_bytes.min(most.bytes as u64) + OVERHEAD;
+        let bound = before + 2 * self.most_bytes.min(most.bytes as u64) + OVERHEAD * u64::from(self.workers);
         assert!(peak.bytes() < bound, "RSS rose to {:.0} MiB, bound {:.0}", mib(peak.bytes()), mib(bound));
         assert_unharmed(&mut rig.sidecar, self.keys + 20).await;
     }
@@ -123,6 +126,7 @@ async fn a_flood_of_keys_with_the_defaults() {
     let (name, settings) = ("defaults", json!({"pass_after": 0}));
     Flood {
         name,
+        workers: 1,
         settings,
         keys: keys as u64,
         payload_bytes: 16,
@@ -133,22 +137,56 @@ async fn a_flood_of_keys_with_the_defaults() {
     .await;
 }
 
+/// All flights go through what the workers share, of which nothing can be deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_keys_over_four_workers() {
+    let keys = if scale() >= 5.0 { 1_000_000.0 * scale() / 5.0 } else { 100_000.0 * scale() };
+    let (name, settings) = ("four workers", json!({"pass_after": 0}));
+    Flood {
+        name,
+        workers: 4,
+        settings,
+        keys: keys as u64,
+        payload_bytes: 1_000,
+        most_entries: 4 * 10_000,
+        most_bytes: 4 * (64 << 20),
+    }
+    .run()
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_keys_that_are_kept_for_long() {
     let (name, settings) = ("long TTL", json!({"cache_duration": "1h", "pass_after": 0}));
     let keys = scaled(50_000);
-    Flood { name, settings, keys, payload_bytes: 256, most_entries: 10_000, most_bytes: 64 << 20 }
-        .run()
-        .await;
+    Flood {
+        name,
+        workers: 1,
+        settings,
+        keys,
+        payload_bytes: 256,
+        most_entries: 10_000,
+        most_bytes: 64 << 20,
+    }
+    .run()
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_keys_over_a_small_cache() {
     let settings = json!({"cache_duration": "1h", "max_cache_bytes": "1MiB", "pass_after": 0});
     let (name, keys) = ("long TTL, 1 MiB of cache", scaled(50_000));
-    Flood { name, settings, keys, payload_bytes: 1_000, most_entries: 10_000, most_bytes: 1 << 20 }
-        .run()
-        .await;
+    Flood {
+        name,
+        workers: 1,
+        settings,
+        keys,
+        payload_bytes: 1_000,
+        most_entries: 10_000,
+        most_bytes: 1 << 20,
+    }
+    .run()
+    .await;
 }
 
 /// Flights are written whole. Envoy must not take so many frames at once for a flood of the backend.

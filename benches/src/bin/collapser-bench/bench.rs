@@ -252,7 +252,9 @@ impl Contender {
         let expected = match self.candidate.kind {
             Kind::Plain => calls..=calls,
             Kind::Direct | Kind::Held | Kind::HeldWithSlot => 0..=0,
-            Kind::Filter(_) | Kind::FilterOfWorker(_) => scenario.drive.backend_calls(calls, round.seconds, kept),
+            Kind::Filter(_) | Kind::FilterOfWorker(_) => {
+                scenario.drive.backend_calls(calls, round.seconds, kept)
+            }
             Kind::Peer(_) => return Ok(()),
         };
         ensure!(
