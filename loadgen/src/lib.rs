@@ -3,6 +3,7 @@
 
 pub mod args;
 pub mod backend;
+pub mod fleet;
 pub mod http_ask;
 pub mod load;
 pub mod payload;

@@ -12,6 +12,8 @@ use std::time::Duration;
 /// The settings of a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// What is done with a request that may collapse.
+    pub mode: Mode,
     /// Envoy cluster that a flight goes to.
     pub cluster: String,
     /// Deadline of a flight; 1 ms to 1 h.
@@ -45,6 +47,16 @@ pub struct Settings {
     pub stream_grace: Duration,
     /// Who keeps a request from going upstream before it is whole.
     pub hold: Hold,
+}
+
+/// What is done with a request that may collapse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It joins a flight, or is answered from the cache.
+    Collapse,
+    /// It goes on with its key in a header, by which a load balancer further on chooses the replica that collapses it
+    /// ([`crate::affinity`]).
+    Affinity,
 }
 
 /// Who keeps a request from going upstream before it is whole.
@@ -118,7 +130,8 @@ struct Field {
     assign: Assign,
 }
 
-const FIELDS: [Field; 16] = [
+const FIELDS: [Field; 17] = [
+    Field { json: "mode", env: "COLLAPSER_MODE", assign: |s, raw| put(&mut s.mode, mode(raw)) },
     Field { json: "cluster", env: "COLLAPSER_CLUSTER", assign: |s, raw| put(&mut s.cluster, cluster(raw)) },
     Field {
         json: "backend_timeout",
@@ -193,6 +206,10 @@ const FIELDS: [Field; 16] = [
     Field { json: "hold", env: "COLLAPSER_HOLD", assign: |s, raw| put(&mut s.hold, hold(raw)) },
 ];
 
+/// The settings that have a meaning with `mode` `affinity`, where nothing is called, answered or cached.
+const OF_AFFINITY: [&str; 6] =
+    ["mode", "key_headers", "methods", "max_request_bytes", "stream_grace", "hold"];
+
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(24 * 3_600);
 const MIB: u64 = 1 << 20;
@@ -202,6 +219,7 @@ impl Settings {
     /// The defaults, for flights to `cluster`.
     pub fn for_cluster(cluster: &str) -> Self {
         Self {
+            mode: Mode::Collapse,
             cluster: cluster.to_string(),
             backend_timeout: Duration::from_secs(10),
             cache_duration: Duration::from_millis(100),
@@ -230,6 +248,7 @@ impl Settings {
         let mut settings = Self::for_cluster("");
         let mut faults = Vec::new();
         let mut object = parse_object(json).map_err(|fault| vec![fault])?;
+        let mut given = Vec::new();
         for field in &FIELDS {
             let from_env = || env(field.env).filter(|text| !text.is_empty());
             let (name, raw) = match object.remove(field.json) {
@@ -239,17 +258,46 @@ impl Settings {
                     None => continue,
                 },
             };
+            given.push((name, field.json));
             if let Err(allowed) = (field.assign)(&mut settings, &raw) {
                 faults.push(format!("{name} is {}; allowed: {allowed}", raw.shown()));
             }
         }
-        if settings.cluster.is_empty() && !faults.iter().any(|fault| fault.contains("cluster")) {
+        if settings.mode == Mode::Affinity {
+            faults.extend(settings.faults_of_affinity(&given));
+        } else if settings.cluster.is_empty() && !faults.iter().any(|fault| fault.contains("cluster")) {
             faults.push("cluster (COLLAPSER_CLUSTER) is not set; allowed: the name of the Envoy cluster that calls go to".to_string());
         }
         for (name, value) in object {
             faults.push(format!("{name} is {value}, but there is no such setting; allowed: {}", names()));
         }
         if faults.is_empty() { Ok(settings) } else { Err(faults) }
+    }
+
+    /// What does not go together with `mode` `affinity`, of the settings that were given: their name at the source, and
+    /// in JSON. Somebody who sets a TTL there believes that something is cached.
+    fn faults_of_affinity(&self, given: &[(&'static str, &'static str)]) -> Vec<String> {
+        let is_idle = |(_, json): &&(&str, &str)| !OF_AFFINITY.contains(json);
+        let idle = given.iter().filter(is_idle).map(|(name, _)| {
+            let allowed = OF_AFFINITY.join(", ");
+            format!(
+                "{name} is set, but mode is \"affinity\", where it has no meaning; allowed there: {allowed}"
+            )
+        });
+        let mut faults: Vec<_> = idle.collect();
+        if self.hold == Hold::Filter {
+            faults.push(
+                "hold is \"filter\", but mode is \"affinity\"; allowed there: headers, since the key is set on headers that are held"
+                    .to_string(),
+            );
+        }
+        if self.key_headers.iter().any(|name| name == crate::affinity::HEADER) {
+            let header = crate::affinity::HEADER;
+            faults.push(format!(
+                "key_headers names {header}, which carries the key itself; allowed: any other"
+            ));
+        }
+        faults
     }
 
     /// The environment variables that [`Self::load`] asks for.
@@ -304,6 +352,14 @@ fn boolean(raw: &Raw) -> Result<bool, String> {
         Raw::Text(text) if text == "true" || text == "1" => Ok(true),
         Raw::Text(text) if text == "false" || text == "0" => Ok(false),
         _ => Err("true or false".to_string()),
+    }
+}
+
+fn mode(raw: &Raw) -> Result<Mode, String> {
+    match raw.text().as_deref() {
+        Some("collapse") => Ok(Mode::Collapse),
+        Some("affinity") => Ok(Mode::Affinity),
+        _ => Err("collapse or affinity".to_string()),
     }
 }
 
@@ -369,10 +425,11 @@ mod tests {
 
     #[test]
     fn every_setting_is_read_from_json() {
-        let json = r#"{"cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
+        let json = r#"{"mode":"collapse","cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
             "cache_errors":true,"max_cache_entries":1e+06,"max_cache_bytes":"1GiB","key_headers":["X-Tenant","a","a"],
             "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms","hold":"filter"}"#;
         let expected = Settings {
+            mode: Mode::Collapse,
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(90),
             cache_duration: Duration::ZERO,
@@ -396,6 +453,7 @@ mod tests {
     #[test]
     fn every_setting_is_read_from_the_environment() {
         let env = [
+            ("COLLAPSER_MODE", "collapse"),
             ("COLLAPSER_CLUSTER", "b"),
             ("BACKEND_TIMEOUT", "2s"),
             ("COLLAPSER_CACHE_DURATION", "1s"),
@@ -414,6 +472,7 @@ mod tests {
             ("COLLAPSER_HOLD", "filter"),
         ];
         let expected = Settings {
+            mode: Mode::Collapse,
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(2),
             cache_duration: Duration::from_secs(1),
@@ -467,6 +526,7 @@ mod tests {
             (r#"{"cluster":"b","methods":["C"]}"#, ["methods", "\"C\"", "/pkg.Service/*"]),
             (r#"{"cluster":"b","color":"red"}"#, ["color", "\"red\"", "cache_duration"]),
             (r#"{"cluster":"b","hold":"body"}"#, ["hold", "\"body\"", "headers or filter"]),
+            (r#"{"cluster":"b","mode":"cache"}"#, ["mode", "\"cache\"", "collapse or affinity"]),
             (r#"{"cluster":7}"#, ["cluster", "7", "name of an Envoy cluster"]),
             ("{}", ["cluster", "not set", "COLLAPSER_CLUSTER"]),
             ("[]", ["configuration", "[]", "JSON object"]),
@@ -481,6 +541,32 @@ mod tests {
         }
         let faults = load("", &[("COLLAPSER_CLUSTER", "b"), ("BACKEND_TIMEOUT", "x")]).unwrap_err();
         assert!(faults[0].starts_with("BACKEND_TIMEOUT is \"x\""), "{faults:?}");
+    }
+
+    #[test]
+    fn affinity_needs_no_cluster_and_takes_what_the_key_is_made_of() {
+        let json = r#"{"mode":"affinity","key_headers":["x-tenant"],"methods":["/a.B/*"],"max_request_bytes":9,"stream_grace":"5ms","hold":"headers"}"#;
+        let settings = load(json, &[]).unwrap();
+        assert_eq!((settings.mode, settings.cluster.as_str()), (Mode::Affinity, ""));
+        assert_eq!(settings.key_headers, ["x-tenant"]);
+        assert_eq!(load("", &[("COLLAPSER_MODE", "affinity")]).unwrap().mode, Mode::Affinity);
+    }
+
+    #[test]
+    fn affinity_refuses_what_has_no_meaning_there() {
+        let faults = load(r#"{"mode":"affinity","cluster":"b"}"#, &[("COLLAPSER_CACHE_DURATION", "1s")]);
+        let faults = faults.unwrap_err();
+        assert_eq!(faults.len(), 2, "{faults:?}");
+        assert!(faults[0].starts_with("cluster is set, but mode is \"affinity\""), "{faults:?}");
+        assert!(faults[1].starts_with("COLLAPSER_CACHE_DURATION is set"), "{faults:?}");
+        assert!(
+            faults[1].ends_with("key_headers, methods, max_request_bytes, stream_grace, hold"),
+            "{faults:?}"
+        );
+        let faults = load(r#"{"mode":"affinity","hold":"filter"}"#, &[]).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].contains("held"), "{faults:?}");
+        let faults = load(r#"{"mode":"affinity","key_headers":["X-Collapser-Key"]}"#, &[]).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].contains("carries the key itself"), "{faults:?}");
     }
 
     #[test]

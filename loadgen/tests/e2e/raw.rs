@@ -141,6 +141,11 @@ impl Upstream {
         Self { addr, script, task }
     }
 
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
     /// Changes what is done with requests that are still held or yet to come.
     pub fn set(&self, act: Act) {
         *self.script.act.lock().unwrap() = act;
@@ -302,6 +307,14 @@ impl RawClient {
         more: HeaderMap,
     ) -> impl Future<Output = Result<Answer, h2::Error>> + Send + use<> {
         self.call(COMPUTE, request, more)
+    }
+
+    /// Sends a request that has headers only.
+    pub async fn plain(&self, request: Request<()>) -> Result<Answer, h2::Error> {
+        let (response, _) = self.requests.clone().ready().await?.send_request(request, true)?;
+        let (head, body) = response.await?.into_parts();
+        let (data, trailers) = collect(body).await?;
+        Ok(Answer { status: head.status.as_u16(), headers: head.headers, data, trailers })
     }
 
     /// Closes the connection without a word.

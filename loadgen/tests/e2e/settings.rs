@@ -98,7 +98,8 @@ async fn a_wrong_variable_is_refused_under_its_own_name() {
 }
 
 /// All variables but that of the cluster, for which any word will do.
-const VARIABLES: [&str; 13] = [
+const VARIABLES: [&str; 14] = [
+    "COLLAPSER_MODE",
     "BACKEND_TIMEOUT",
     "COLLAPSER_CACHE_DURATION",
     "COLLAPSER_CLEANUP_INTERVAL",
@@ -158,11 +159,12 @@ async fn an_unknown_cluster_fails_calls_and_is_named() {
     assert_eq!(metrics.get("collapser_inflight_requests"), 0.0);
 }
 
-const PLAIN_METRICS: [&str; 12] = [
+const PLAIN_METRICS: [&str; 13] = [
     "collapser_requests_total",
     "collapser_collapsed_requests_total",
     "collapser_backend_calls_total",
     "collapser_cache_hits_total",
+    "collapser_keyed_requests_total",
     "collapser_refused_requests_total",
     "collapser_abandoned_requests_total",
     "collapser_evictions_total",
