@@ -118,7 +118,7 @@ fn show_loss(loss: &Loss, replicas: &[Replica]) {
     line("sent right after", &loss.after, None);
     println!("{:<56}{:>15}", "both", grouped(loss.backend_calls));
     println!(
-        "\nreplica {} of {} died with {} callers and {lost} of {keys} keys; {moved} keys moved, for {} more backend calls",
+        "\nreplica {} of {} died with {} callers; keys lost: {lost} of {keys}, moved: {moved}, backend calls more: {}",
         victim + 1,
         replicas.len(),
         grouped(*waiting),
