@@ -8,7 +8,9 @@ use collapser_loadgen::fleet::{self, Replica};
 use collapser_loadgen::load::{self, LoadOptions};
 use collapser_loadgen::report::Report;
 use collapser_loadgen::sidecar::{ReplicaAddr, Sidecar, SidecarOptions};
+use http::{Request, StatusCode};
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
 use crate::raw::{Act, Answer, Upstream};
 use crate::rig::root;
@@ -74,6 +76,16 @@ impl RawFront {
     pub fn calls(&self) -> Vec<usize> {
         self.upstreams.iter().map(Upstream::calls).collect()
     }
+}
+
+/// Sends a request that has headers only, on a connection of its own. Returns the status.
+pub async fn send_headers(addr: SocketAddr, request: Request<()>) -> StatusCode {
+    let socket = TcpStream::connect(addr).await.unwrap();
+    let (requests, connection) = h2::client::handshake(socket).await.unwrap();
+    // What goes wrong with it shows in the request.
+    tokio::spawn(async { drop(connection.await) });
+    let (response, _) = requests.ready().await.unwrap().send_request(request, true).unwrap();
+    response.await.unwrap().status()
 }
 
 /// Backends without sidecars.

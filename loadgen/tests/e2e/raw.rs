@@ -309,14 +309,6 @@ impl RawClient {
         self.call(COMPUTE, request, more)
     }
 
-    /// Sends a request that has headers only.
-    pub async fn plain(&self, request: Request<()>) -> Result<Answer, h2::Error> {
-        let (response, _) = self.requests.clone().ready().await?.send_request(request, true)?;
-        let (head, body) = response.await?.into_parts();
-        let (data, trailers) = collect(body).await?;
-        Ok(Answer { status: head.status.as_u16(), headers: head.headers, data, trailers })
-    }
-
     /// Closes the connection without a word.
     pub fn disconnect(self) {}
 }
@@ -361,7 +353,7 @@ impl RawRig {
     /// Both, the upstream answering requests for "k" once it is released.
     pub async fn start(settings: Value) -> Self {
         let upstream = Upstream::start(Act::Answer(Answer::compute("k"))).await;
-        let mut options = SidecarOptions::shipped(root(), upstream.addr);
+        let mut options = SidecarOptions::shipped(root(), upstream.addr());
         options.config.settings = settings;
         let sidecar = Sidecar::start(options).await.unwrap();
         Self { upstream, sidecar }
