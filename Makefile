@@ -41,6 +41,14 @@ quickstart: envoy build ## Start a backend and the sidecar, send 10,000 identica
 run: envoy build ## Start a backend and the sidecar and leave them running (50052, 2112, 50051, 8080)
 	@$(RUN_PORTS) target/release/collapser-demo run
 
+.PHONY: affinity-demo
+affinity-demo: envoy build ## Four replicas, 1,000 calls over 4 keys: 4 backend calls; then a replica dies
+	@target/release/collapser-demo affinity
+
+.PHONY: affinity-sim
+affinity-sim: programs ## Simulate 10, 100 and 1,000 replicas: calls a key, balance, what a lost replica costs
+	@target/release/collapser-demo affinity-sim
+
 ##@ Build
 
 .PHONY: build
@@ -90,7 +98,7 @@ $(TOOLS)/envoy-%/envoy: | check-python
 ##@ Test
 
 .PHONY: test
-test: test-unit test-wasm test-host-calls test-e2e test-istio test-reliability test-observability ## Run every test but that of the pod (test-pod)
+test: test-unit test-wasm test-host-calls test-e2e test-istio test-affinity test-reliability test-observability ## Run every test but that of the pod (test-pod)
 
 .PHONY: test-unit
 test-unit: check-rust ## The engine's tests, and those of the load generator and demo backend
@@ -116,6 +124,10 @@ ISTIO_SKIPPED := bypass::a_conversation bypass::a_stream bypass::a_request_large
 test-istio: wasm wasm-trap programs envoy python-tools ## The same with the configuration that Istio makes of kind/istio/demo/wasmplugin
 	@COLLAPSER_CONFIG=$(CURDIR)/envoy/istio-inbound.yaml cargo test --release --package collapser-loadgen --test e2e \
 		-- --test-threads 2 $(ISTIO_SKIPPED:%=--skip %)
+
+.PHONY: test-affinity
+test-affinity: wasm programs envoy ## Several replicas behind envoy/affinity.yaml: keys, spread, lost replicas
+	@cargo test --release --package collapser-loadgen --test affinity -- --test-threads 1
 
 .PHONY: test-reliability
 test-reliability: wasm programs envoy ## Hang-ups, floods, large fan-outs: one at a time, since each fills the machine

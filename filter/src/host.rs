@@ -97,6 +97,7 @@ unsafe extern "C" {
         value: *const u8,
         value_size: usize,
     ) -> u32;
+    fn proxy_remove_header_map_value(kind: u32, name: *const u8, name_size: usize) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_call_foreign_function(
         name: *const u8,
@@ -275,6 +276,12 @@ pub fn set_header(kind: MapType, name: &str, value: &str) -> Result<()> {
     check(unsafe {
         proxy_replace_header_map_value(kind as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len())
     })
+}
+
+/// Removes a header with all its values; one that is not there is no error.
+pub fn remove_header(kind: MapType, name: &str) -> Result<()> {
+    // SAFETY: the name is read during the call only.
+    check(unsafe { proxy_remove_header_map_value(kind as u32, name.as_ptr(), name.len()) })
 }
 
 /// Has Envoy choose the route of the effective stream anew, by its headers as they are now.

@@ -114,6 +114,8 @@ pub struct Metrics {
     pub backend_calls: Counter,
     /// `cache_hits_total`.
     pub hits: Counter,
+    /// `keyed_requests_total`: requests that went on with their key (`mode` is `affinity`).
+    pub keyed: Counter,
     /// `refused_requests_total`: turned away at `max_waiters`.
     pub refused: Counter,
     /// `abandoned_requests_total`: callers that left before they were answered.
@@ -148,6 +150,7 @@ impl Metrics {
             collapsed: Counter::define("collapser_collapsed_requests_total")?,
             backend_calls: Counter::define("collapser_backend_calls_total")?,
             hits: Counter::define("collapser_cache_hits_total")?,
+            keyed: Counter::define("collapser_keyed_requests_total")?,
             refused: Counter::define("collapser_refused_requests_total")?,
             abandoned: Counter::define("collapser_abandoned_requests_total")?,
             streaming_methods: Counter::define("collapser_streaming_methods_total")?,
@@ -202,6 +205,7 @@ impl Metrics {
             &self.collapsed,
             &self.backend_calls,
             &self.hits,
+            &self.keyed,
             &self.refused,
             &self.abandoned,
             &self.streaming_methods,

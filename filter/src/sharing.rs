@@ -6,7 +6,7 @@ use collapser_engine::commons::{self, Claim, Commons, Freshness, Message, Shared
 use collapser_engine::flights::FlightId;
 use collapser_engine::key::Key;
 use collapser_engine::reply::Reply;
-use collapser_engine::settings::{Scope, Settings};
+use collapser_engine::settings::{Mode, Scope, Settings};
 use collapser_engine::{Nanos, nanos};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -71,7 +71,7 @@ pub struct Sharing {
 impl Sharing {
     /// The part of the worker `owner`, which reads `queue`; none if the settings want every worker by itself.
     pub fn new(owner: u64, queue: u32, settings: &Settings) -> Option<Self> {
-        if settings.scope == Scope::Worker {
+        if settings.scope == Scope::Worker || settings.mode == Mode::Affinity {
             return None;
         }
         Commons::create_slots(&Slots);

@@ -3,15 +3,17 @@
 use crate::abi::Action;
 use crate::host::{self, BufferType, MapType};
 use crate::worker::{Request, Worker};
+use collapser_engine::affinity;
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Method, MethodId};
 use collapser_engine::classify::{self, Bypass};
 use collapser_engine::flights::Ticket;
 use collapser_engine::framing::{self, Framing};
 use collapser_engine::grace::{Place, Until};
+use collapser_engine::key::Key;
 use collapser_engine::pairs::Pairs;
 use collapser_engine::reply::{Reply, Shape};
-use collapser_engine::settings::Hold;
+use collapser_engine::settings::{Hold, Mode};
 use collapser_engine::sightings::Sighting;
 use collapser_engine::table::Outcome;
 use collapser_engine::{Nanos, Waiter};
@@ -80,9 +82,12 @@ struct Held {
 
 /// Lets routes tell a request that passes from one that is held: a held one may be given a limit on how long it
 /// waits, in case the VM that holds it dies, and one that passes may be silent for as long as it likes.
-pub fn mark_as_passing() {
+///
+/// Routes can tell those that stay open from those that had only to be looked at. The former may be resumed once more
+/// ([`Released::needs_push`]), which sends again what the router keeps where it may retry.
+pub fn mark_as_passing(is_open: bool) {
     // Refused only if the stream is going away; and without such a route in the configuration, both do nothing.
-    let _ = host::set_header(MapType::RequestHeaders, PASSING, "1");
+    let _ = host::set_header(MapType::RequestHeaders, PASSING, if is_open { "open" } else { "1" });
     let _ = host::clear_route_cache();
 }
 
@@ -90,6 +95,14 @@ pub fn mark_as_passing() {
 /// this filter let them go on.
 pub fn another_filter_holds() -> bool {
     host::has_property(&["metadata", "filter_metadata", "collapser", "held"])
+}
+
+/// Removes a key that the client sent: a request that passes must have none, and one that does not has its own.
+fn drop_key(headers: Option<Pairs<'_>>) {
+    if headers.is_none_or(|headers| headers.first(affinity::HEADER.as_bytes()).is_some()) {
+        // Refused only if the stream is going away.
+        let _ = host::remove_header(MapType::RequestHeaders, affinity::HEADER);
+    }
 }
 
 /// What has come of a probe's reply.
@@ -136,7 +149,7 @@ impl Stream {
     }
 
     fn pass(&self, reason: Bypass) -> Action {
-        mark_as_passing();
+        mark_as_passing(false);
         self.worker.metrics.bypassed(reason);
         self.state.set(State::Passing);
         Action::Continue
@@ -221,6 +234,9 @@ impl Stream {
         }
         let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
         let key = self.worker.key(headers, &body);
+        if self.worker.settings.mode == Mode::Affinity {
+            return self.go_on_with_key(held.method, &key);
+        }
         // A body that came at once came no later than the headers: one look at the clock is enough.
         let now = if held.begun { self.worker.now() } else { held.opened };
         if let Some(sighting) = self.worker.pass(&key, now, held.method) {
@@ -258,6 +274,16 @@ impl Stream {
             }
         }
         self.keep(State::Alone(alone), Action::Continue)
+    }
+
+    /// The request goes on, and the router chooses its replica by the key.
+    fn go_on_with_key(&self, method: Option<MethodId>, key: &Key) -> Action {
+        self.worker.keyed(method);
+        // Refused only if the stream is going away. Routes may tell by the header that the request is held no more.
+        let _ = host::set_header(MapType::RequestHeaders, affinity::HEADER, &affinity::value(key));
+        let _ = host::clear_route_cache();
+        self.state.set(State::Passing);
+        Action::Continue
     }
 
     fn answer(&self, reply: Rc<Reply>) {
@@ -298,9 +324,12 @@ impl Stream {
         let headers = host::header_map(MapType::RequestHeaders);
         #[cfg(feature = "trap")]
         trap_if_asked(&headers);
-        let judged = Pairs::parse(&headers)
-            .ok_or(Bypass::Malformed)
-            .and_then(|pairs| classify::classify(pairs, end_of_stream));
+        let pairs = Pairs::parse(&headers);
+        if self.worker.settings.mode == Mode::Affinity {
+            drop_key(pairs);
+        }
+        let judged =
+            pairs.ok_or(Bypass::Malformed).and_then(|pairs| classify::classify(pairs, end_of_stream));
         let method = match judged.map(|path| self.worker.judge(path)) {
             Ok(Method::Collapsible(method)) => method,
             Ok(Method::Excluded) => return self.pass(Bypass::Method),

@@ -214,6 +214,13 @@ impl Worker {
         self.table.borrow_mut().passed(sighting, self.now());
     }
 
+    /// A request has arrived whole, and goes on with its key.
+    pub fn keyed(&self, method: Option<MethodId>) {
+        self.catalog.borrow_mut().came_whole(method);
+        self.metrics.requests.add(1);
+        self.metrics.keyed.add(1);
+    }
+
     /// Looks up a request that has arrived whole. For a leader, what follows in this callback is the root's.
     pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, request: Request) -> Outcome {
         let outcome = self.table.borrow_mut().arrive(key, waiter, now);
@@ -510,7 +517,7 @@ impl Worker {
             if host::set_effective_context(waiter).is_err() {
                 continue;
             }
-            mark_as_passing();
+            mark_as_passing(true);
             if host::resume_request().is_ok() {
                 self.metrics.bypassed(Bypass::Streaming);
             }

@@ -5,7 +5,7 @@ ARG ENVOY_IMAGE=docker.io/envoyproxy/envoy:distroless-v1.40.0
 FROM ${ENVOY_IMAGE}
 
 COPY collapser-sidecar /usr/local/bin/collapser-sidecar
-COPY envoy.yaml collapser.wasm /etc/collapser/
+COPY envoy.yaml affinity.yaml collapser.wasm /etc/collapser/
 
 # Where the launcher finds things; it knows no more about being in a container.
 ENV ENVOY=/usr/local/bin/envoy \

@@ -17,7 +17,7 @@ rm -rf "$context"
 mkdir -p "$context"
 install -m 0755 "$PROGRAMS"/collapser-{sidecar,backend,loadgen} "$context"
 install -m 0644 "$MODULE" "$context/collapser.wasm"
-install -m 0644 envoy/envoy.yaml "$context/envoy.yaml"
+install -m 0644 envoy/envoy.yaml envoy/affinity.yaml "$context"
 
 for image in "$@"; do
   arguments=()

@@ -685,6 +685,71 @@ class Inbound:
         }
 
 
+class Outbound:
+    """What the sidecar of a caller makes of one service, likewise: routes of its VirtualService with the hash policy of its
+    DestinationRule, and the filters that are inserted."""
+
+    def __init__(self, resources):
+        one = lambda kind: next(item for item in resources if item["kind"] == kind)
+        self.virtual, self.rule = one("VirtualService")["spec"], one("DestinationRule")["spec"]
+        self.faults = []
+        self.plugins = []
+        self.filters = [{"name": ROUTER, "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}]
+        self.port = self.virtual["http"][0]["route"][0]["destination"]["port"]["number"]
+        self.cluster = f"outbound|{self.port}||{self.rule['host']}"
+        policy = self.rule["trafficPolicy"]
+        self.hash = policy["loadBalancer"]["consistentHash"]
+        self.pool = policy.get("connectionPool", {}).get("http", {})
+        if self.virtual["hosts"] != [self.rule["host"]]:
+            self.faults.append(f"VirtualService for {self.virtual['hosts']}, DestinationRule for {self.rule['host']}")
+        for resource in resources:
+            if resource["kind"] == "EnvoyFilter":
+                for patch in resource["spec"]["configPatches"]:
+                    self.apply(name_of(resource), patch)
+
+    def apply(self, where, patch):
+        match, operation = patch["match"], patch["patch"]["operation"]
+        if (patch["applyTo"], operation, match["context"]) != ("HTTP_FILTER", "INSERT_BEFORE", "SIDECAR_OUTBOUND"):
+            return self.faults.append(f"{where}: {patch['applyTo']} is nothing that this check can apply; teach it")
+        if match["listener"]["portNumber"] != self.port:
+            self.faults.append(f"{where}: port {match['listener']['portNumber']}, but the service has {self.port}")
+        self.filters.insert(len(self.filters) - 1, copy.deepcopy(patch["patch"]["value"]))
+        config = self.filters[-2]["typed_config"]
+        self.plugins.append(config.get("value", config)["config"])
+        return None
+
+    def route(self, rule):
+        retries = rule.get("retries", {"attempts": 2, "retryOn": "connect-failure,refused-stream,unavailable,cancelled"})
+        action = {"cluster": self.cluster, "timeout": "0s",
+                  "hash_policy": [{"header": {"header_name": self.hash["httpHeaderName"]}}]}
+        if retries["attempts"]:
+            action["retry_policy"] = {"retry_on": retries["retryOn"], "num_retries": retries["attempts"]}
+        headers = (rule.get("match") or [{}])[0].get("headers", {})
+        return {"match": {"prefix": "/", "headers": [{"name": name, "string_match": value}
+                                                     for name, value in headers.items()]},
+                "request_headers_to_remove": rule.get("headers", {}).get("request", {}).get("remove", []),
+                "route": action}
+
+    def bootstrap(self):
+        routes = [self.route(rule) for rule in self.virtual["http"]]
+        manager = {
+            "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3."
+                     "HttpConnectionManager",
+            "stat_prefix": "outbound", "http_filters": self.filters,
+            "route_config": {"name": str(self.port), "virtual_hosts": [
+                {"name": self.rule["host"], "domains": ["*"], "routes": routes}]}}
+        cluster = {"name": self.cluster, "connect_timeout": "10s", "type": "STATIC",
+                   "lb_policy": "MAGLEV" if "maglev" in self.hash else "RING_HASH",
+                   "circuit_breakers": {"thresholds": [{"max_requests": self.pool.get("http2MaxRequests", 1024),
+                                                        "max_retries": self.pool.get("maxRetries", 3)}]}}
+        return {"static_resources": {
+            "clusters": [cluster],
+            "listeners": [{"name": "outbound",
+                           "address": {"socket_address": {"address": "127.0.0.1", "port_value": self.port}},
+                           "filter_chains": [{"filters": [{"name": HCM, "typed_config": manager}]}]}]}}
+
+
 def contains(whole, part, path=""):
     """Where `whole` lacks something of `part`; list items may be anywhere in the list."""
     if isinstance(part, dict):
@@ -754,11 +819,15 @@ def unequal(there, wanted, path=""):
 def check_envoy(built, envoy, module, write_to, report):
     variants = [folder for folder, items in built.items()
                 if any(item["kind"] in {"WasmPlugin", "EnvoyFilter"} for item in items)]
+    callers = [folder for folder in variants if any(item["kind"] == "DestinationRule" for item in built[folder])]
     report.step(f"Envoy: the configuration that Istio makes of {len(variants)} variants")
     if FIXTURE_OF not in variants:
         report.fault(relative(FIXTURE), f"there is no {FIXTURE_OF.name} that it could belong to")
     for folder in variants:
         try:
+            if folder in callers:
+                check_caller(folder, built[folder], envoy, module, report)
+                continue
             check_variant(folder, built[folder], envoy, module, write_to, report)
         except MISSHAPEN as error:
             report.fault(relative(folder), f"what Istio makes of it cannot be told: {error!r}")
@@ -795,8 +864,13 @@ def check_variant(folder, resources, envoy, module, write_to, report):
     if write_to:
         write_to.mkdir(parents=True, exist_ok=True)
         (write_to / f"{folder.name}.yaml").write_text(yaml.safe_dump(inbound.bootstrap(), sort_keys=False))
+    validate(envoy, inbound.bootstrap(), overrides, fault)
+    return None
+
+
+def validate(envoy, bootstrap, overrides, fault):
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(inbound.bootstrap(), file)
+        json.dump(bootstrap, file)
         file.flush()
         command = [envoy, "--mode", "validate", "--log-level", "warning", "-c", file.name]
         for override in overrides:
@@ -806,7 +880,27 @@ def check_variant(folder, resources, envoy, module, write_to, report):
         output = result.stdout + result.stderr
         for line in re.findall(r".*\[(?:error|critical)\].*", output) or [output.strip()]:
             fault(f"Envoy: {re.sub(r'^(.[^]]*.)*? *.source/[^ ]* ', '', line).replace(file.name, 'configuration')}")
-    return None
+
+
+def check_caller(folder, resources, envoy, module, report):
+    fault = lambda what: report.fault(relative(folder), what)
+    outbound = Outbound(resources)
+    for what in outbound.faults:
+        fault(what)
+    if len(outbound.plugins) != 1:
+        fault(f"one Wasm filter is expected, not {len(outbound.plugins)}")
+    for plugin in outbound.plugins:
+        if json.loads(plugin["configuration"]["value"]).get("mode") != "affinity":
+            fault('a caller\'s filter needs "mode": "affinity"')
+        if not plugin.get("allow_on_headers_stop_iteration"):
+            fault("without allow_on_headers_stop_iteration there is no key in time")
+        plugin["vm_config"]["code"]["local"]["filename"] = str(module)
+    if outbound.hash["httpHeaderName"] != "x-collapser-key":
+        fault(f"hashes {outbound.hash['httpHeaderName']}, but the filter sets x-collapser-key")
+    opened = [rule for rule in outbound.virtual["http"] if rule.get("retries", {}).get("attempts") == 0]
+    if not any(rule["match"][0]["headers"] == {"x-collapser-pass": {"exact": "open"}} for rule in opened):
+        fault("retries open streams, which then get messages twice")
+    validate(envoy, outbound.bootstrap(), [], fault)
 
 
 def check_plugin(inbound, port, plugin, fault):

@@ -1,8 +1,10 @@
 //! Load generator, demo backend and sidecar for Collapser, as a library, so that the
 //! programs and the end-to-end tests run the same code.
 
+pub mod affinity_sim;
 pub mod args;
 pub mod backend;
+pub mod fleet;
 pub mod http_ask;
 pub mod load;
 pub mod payload;

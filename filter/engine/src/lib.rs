@@ -11,6 +11,7 @@
 //! Nothing in this crate panics on input that traffic can reach: a panic would kill the Wasm VM and
 //! every request in it.
 
+pub mod affinity;
 pub mod budget;
 pub mod bytesize;
 pub mod cache;

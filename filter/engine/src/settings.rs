@@ -13,6 +13,8 @@ use std::time::Duration;
 /// The settings of a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// What is done with a request that may collapse.
+    pub mode: Mode,
     /// Envoy cluster that a flight goes to.
     pub cluster: String,
     /// Deadline of a flight; 1 ms to 1 h.
@@ -60,6 +62,16 @@ pub enum Scope {
     Process,
     /// The requests of one worker.
     Worker,
+}
+
+/// What is done with a request that may collapse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It joins a flight, or is answered from the cache.
+    Collapse,
+    /// It goes on with its key in a header, by which a load balancer further on chooses the replica that collapses it
+    /// ([`crate::affinity`]).
+    Affinity,
 }
 
 /// Who keeps a request from going upstream before it is whole.
@@ -133,7 +145,8 @@ struct Field {
     assign: Assign,
 }
 
-const FIELDS: [Field; 18] = [
+const FIELDS: [Field; 19] = [
+    Field { json: "mode", env: "COLLAPSER_MODE", assign: |s, raw| put(&mut s.mode, mode(raw)) },
     Field { json: "cluster", env: "COLLAPSER_CLUSTER", assign: |s, raw| put(&mut s.cluster, cluster(raw)) },
     Field {
         json: "backend_timeout",
@@ -214,6 +227,10 @@ const FIELDS: [Field; 18] = [
     Field { json: "scope", env: "COLLAPSER_SCOPE", assign: |s, raw| put(&mut s.scope, scope(raw)) },
 ];
 
+/// The settings that have a meaning with `mode` `affinity`, where nothing is called, answered or cached.
+const OF_AFFINITY: [&str; 6] =
+    ["mode", "key_headers", "methods", "max_request_bytes", "stream_grace", "hold"];
+
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(24 * 3_600);
 const MIB: u64 = 1 << 20;
@@ -223,6 +240,7 @@ impl Settings {
     /// The defaults, for flights to `cluster`.
     pub fn for_cluster(cluster: &str) -> Self {
         Self {
+            mode: Mode::Collapse,
             cluster: cluster.to_string(),
             backend_timeout: Duration::from_secs(10),
             cache_duration: Duration::from_millis(100),
@@ -253,6 +271,7 @@ impl Settings {
         let mut settings = Self::for_cluster("");
         let mut faults = Vec::new();
         let mut object = parse_object(json).map_err(|fault| vec![fault])?;
+        let mut given = Vec::new();
         for field in &FIELDS {
             let from_env = || env(field.env).filter(|text| !text.is_empty());
             let (name, raw) = match object.remove(field.json) {
@@ -262,11 +281,14 @@ impl Settings {
                     None => continue,
                 },
             };
+            given.push((name, field.json));
             if let Err(allowed) = (field.assign)(&mut settings, &raw) {
                 faults.push(format!("{name} is {}; allowed: {allowed}", raw.shown()));
             }
         }
-        if settings.cluster.is_empty() && !faults.iter().any(|fault| fault.contains("cluster")) {
+        if settings.mode == Mode::Affinity {
+            faults.extend(settings.faults_of_affinity(&given));
+        } else if settings.cluster.is_empty() && !faults.iter().any(|fault| fault.contains("cluster")) {
             faults.push("cluster (COLLAPSER_CLUSTER) is not set; allowed: the name of the Envoy cluster that calls go to".to_string());
         }
         for (name, value) in object {
@@ -288,6 +310,32 @@ impl Settings {
             Hold::Headers => self.pass_after,
             Hold::Filter => 0,
         }
+    }
+
+    /// What does not go together with `mode` `affinity`, of the settings that were given: their name at the source, and
+    /// in JSON. Somebody who sets a TTL there believes that something is cached.
+    fn faults_of_affinity(&self, given: &[(&'static str, &'static str)]) -> Vec<String> {
+        let is_idle = |(_, json): &&(&str, &str)| !OF_AFFINITY.contains(json);
+        let idle = given.iter().filter(is_idle).map(|(name, _)| {
+            let allowed = OF_AFFINITY.join(", ");
+            format!(
+                "{name} is set, but mode is \"affinity\", where it has no meaning; allowed there: {allowed}"
+            )
+        });
+        let mut faults: Vec<_> = idle.collect();
+        if self.hold == Hold::Filter {
+            faults.push(
+                "hold is \"filter\", but mode is \"affinity\"; allowed there: headers, since the key is set on headers that are held"
+                    .to_string(),
+            );
+        }
+        if self.key_headers.iter().any(|name| name == crate::affinity::HEADER) {
+            let header = crate::affinity::HEADER;
+            faults.push(format!(
+                "key_headers names {header}, which carries the key itself; allowed: any other"
+            ));
+        }
+        faults
     }
 
     /// The environment variables that [`Self::load`] asks for.
@@ -342,6 +390,14 @@ fn boolean(raw: &Raw) -> Result<bool, String> {
         Raw::Text(text) if text == "true" || text == "1" => Ok(true),
         Raw::Text(text) if text == "false" || text == "0" => Ok(false),
         _ => Err("true or false".to_string()),
+    }
+}
+
+fn mode(raw: &Raw) -> Result<Mode, String> {
+    match raw.text().as_deref() {
+        Some("collapse") => Ok(Mode::Collapse),
+        Some("affinity") => Ok(Mode::Affinity),
+        _ => Err("collapse or affinity".to_string()),
     }
 }
 
@@ -415,11 +471,12 @@ mod tests {
 
     #[test]
     fn every_setting_is_read_from_json() {
-        let json = r#"{"cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
+        let json = r#"{"mode":"collapse","cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
             "cache_errors":true,"max_cache_entries":1e+06,"max_cache_bytes":"1GiB","key_headers":["X-Tenant","a","a"],
             "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms",
             "pass_after":0,"hold":"filter","scope":"worker"}"#;
         let expected = Settings {
+            mode: Mode::Collapse,
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(90),
             cache_duration: Duration::ZERO,
@@ -445,6 +502,7 @@ mod tests {
     #[test]
     fn every_setting_is_read_from_the_environment() {
         let env = [
+            ("COLLAPSER_MODE", "collapse"),
             ("COLLAPSER_CLUSTER", "b"),
             ("BACKEND_TIMEOUT", "2s"),
             ("COLLAPSER_CACHE_DURATION", "1s"),
@@ -465,6 +523,7 @@ mod tests {
             ("COLLAPSER_SCOPE", "worker"),
         ];
         let expected = Settings {
+            mode: Mode::Collapse,
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(2),
             cache_duration: Duration::from_secs(1),
@@ -529,6 +588,7 @@ mod tests {
             (r#"{"cluster":"b","color":"red"}"#, ["color", "\"red\"", "cache_duration"]),
             (r#"{"cluster":"b","hold":"body"}"#, ["hold", "\"body\"", "headers or filter"]),
             (r#"{"cluster":"b","scope":"pod"}"#, ["scope", "\"pod\"", "process or worker"]),
+            (r#"{"cluster":"b","mode":"cache"}"#, ["mode", "\"cache\"", "collapse or affinity"]),
             (r#"{"cluster":7}"#, ["cluster", "7", "name of an Envoy cluster"]),
             ("{}", ["cluster", "not set", "COLLAPSER_CLUSTER"]),
             ("[]", ["configuration", "[]", "JSON object"]),
@@ -543,6 +603,32 @@ mod tests {
         }
         let faults = load("", &[("COLLAPSER_CLUSTER", "b"), ("BACKEND_TIMEOUT", "x")]).unwrap_err();
         assert!(faults[0].starts_with("BACKEND_TIMEOUT is \"x\""), "{faults:?}");
+    }
+
+    #[test]
+    fn affinity_needs_no_cluster_and_takes_what_the_key_is_made_of() {
+        let json = r#"{"mode":"affinity","key_headers":["x-tenant"],"methods":["/a.B/*"],"max_request_bytes":9,"stream_grace":"5ms","hold":"headers"}"#;
+        let settings = load(json, &[]).unwrap();
+        assert_eq!((settings.mode, settings.cluster.as_str()), (Mode::Affinity, ""));
+        assert_eq!(settings.key_headers, ["x-tenant"]);
+        assert_eq!(load("", &[("COLLAPSER_MODE", "affinity")]).unwrap().mode, Mode::Affinity);
+    }
+
+    #[test]
+    fn affinity_refuses_what_has_no_meaning_there() {
+        let faults = load(r#"{"mode":"affinity","cluster":"b"}"#, &[("COLLAPSER_CACHE_DURATION", "1s")]);
+        let faults = faults.unwrap_err();
+        assert_eq!(faults.len(), 2, "{faults:?}");
+        assert!(faults[0].starts_with("cluster is set, but mode is \"affinity\""), "{faults:?}");
+        assert!(faults[1].starts_with("COLLAPSER_CACHE_DURATION is set"), "{faults:?}");
+        assert!(
+            faults[1].ends_with("key_headers, methods, max_request_bytes, stream_grace, hold"),
+            "{faults:?}"
+        );
+        let faults = load(r#"{"mode":"affinity","hold":"filter"}"#, &[]).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].contains("held"), "{faults:?}");
+        let faults = load(r#"{"mode":"affinity","key_headers":["X-Collapser-Key"]}"#, &[]).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].contains("carries the key itself"), "{faults:?}");
     }
 
     #[test]

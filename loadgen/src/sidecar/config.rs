@@ -26,6 +26,8 @@ pub struct ConfigOptions {
     pub backend_host: String,
     /// The backend's port.
     pub backend_port: u16,
+    /// Replicas, in place of the one backend; the configuration is then one that balances between them.
+    pub replicas: Vec<ReplicaAddr>,
     /// TLS towards the backend.
     pub backend_tls: Option<BackendTls>,
     /// TLS towards callers.
@@ -36,6 +38,15 @@ pub struct ConfigOptions {
     pub hold_timeout: Option<Duration>,
     /// Any other change.
     pub edit: fn(&mut Value),
+}
+
+/// Where a replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaAddr {
+    /// Where it takes calls.
+    pub grpc: SocketAddr,
+    /// The port at which its health is checked, if it is another one.
+    pub health_port: Option<u16>,
 }
 
 /// A certificate chain and its key, both in PEM files.
@@ -74,6 +85,7 @@ pub const FILTER: &str =
 const SETTINGS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config/configuration/value";
 const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 const BACKEND: &str = "/static_resources/clusters/0";
+const ENDPOINTS: &str = "load_assignment/endpoints/0/lb_endpoints";
 const ENDPOINT: &str = "load_assignment/endpoints/0/lb_endpoints/0/endpoint/address";
 
 impl ConfigOptions {
@@ -88,6 +100,7 @@ impl ConfigOptions {
             admin: SocketAddr::from((Ipv4Addr::LOCALHOST, 9901)),
             backend_host: backend_host.to_owned(),
             backend_port,
+            replicas: Vec::new(),
             backend_tls: None,
             tls: None,
             settings: json!({}),
@@ -108,10 +121,21 @@ impl ConfigOptions {
         for (pointer, value) in self.changes()? {
             set(&mut config, &pointer, value).with_context(|| format!("{path} has no {pointer}"))?;
         }
+        self.set_endpoints(&mut config).with_context(|| format!("{path} has no endpoints"))?;
         let settings = self.settings(&config).with_context(|| format!("{path} has no settings as JSON"))?;
         set(&mut config, SETTINGS, json!(settings)).with_context(|| format!("{path} has no {SETTINGS}"))?;
         (self.edit)(&mut config);
         Ok(config.to_string())
+    }
+
+    /// Leaves no endpoint of the file's but the first, which is the backend by now, or one for each replica.
+    fn set_endpoints(&self, config: &mut Value) -> Option<()> {
+        let endpoints = config.pointer_mut(&format!("{BACKEND}/{ENDPOINTS}"))?.as_array_mut()?;
+        endpoints.truncate(1);
+        if !self.replicas.is_empty() {
+            *endpoints = self.replicas.iter().map(ReplicaAddr::endpoint).collect();
+        }
+        Some(())
     }
 
     /// The filter's settings as the file has them, with the changes.
@@ -148,6 +172,16 @@ impl ConfigOptions {
             changes.push((pointer.to_owned(), tls.socket()));
         }
         Ok(changes)
+    }
+}
+
+impl ReplicaAddr {
+    fn endpoint(&self) -> Value {
+        let mut endpoint = json!({"address": address(self.grpc)});
+        if let Some(port) = self.health_port {
+            endpoint["health_check_config"] = json!({"port_value": port});
+        }
+        json!({"endpoint": endpoint})
     }
 }
 
@@ -308,6 +342,27 @@ mod tests {
             serde_json::from_str(at(&format!("{FILTER}/configuration/value")).as_str().unwrap()).unwrap();
         let expected = json!({"cluster": "backend", "max_replay_bytes": "32MiB", "cache_duration": "1s"});
         assert_eq!(settings, expected);
+    }
+
+    #[test]
+    fn replicas_replace_the_endpoints_and_one_backend_leaves_one() {
+        let endpoints = |options: ConfigOptions| {
+            let config: Value = serde_json::from_str(&options.render().unwrap()).unwrap();
+            config.pointer(&format!("{BACKEND}/{ENDPOINTS}")).unwrap().as_array().unwrap().clone()
+        };
+        let mut options = ConfigOptions::new("replicas.example", 50052);
+        options.template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy/affinity.yaml");
+        options.module = options.template.clone();
+        let one = endpoints(options.clone());
+        assert_eq!(one.len(), 1);
+        assert_eq!(one[0]["endpoint"]["address"]["socket_address"]["address"], "replicas.example");
+        assert_eq!(one[0]["endpoint"]["health_check_config"]["port_value"], 2112, "that of every sidecar");
+        let grpc = "127.0.0.1:1".parse().unwrap();
+        options.replicas = [Some(2), None].map(|health_port| ReplicaAddr { grpc, health_port }).to_vec();
+        let two = endpoints(options);
+        assert_eq!(two.len(), 2);
+        assert_eq!(two[0]["endpoint"]["health_check_config"]["port_value"], 2);
+        assert_eq!(two[1]["endpoint"]["health_check_config"], Value::Null);
     }
 
     #[test]

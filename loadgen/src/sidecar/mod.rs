@@ -21,7 +21,7 @@ use crate::http_ask::ask;
 mod config;
 mod metrics;
 
-pub use config::{BackendTls, ConfigOptions, FILTER, Identity, ListenerTls, check_settings};
+pub use config::{BackendTls, ConfigOptions, FILTER, Identity, ListenerTls, ReplicaAddr, check_settings};
 pub use metrics::Metrics;
 
 /// How long Envoy may take to start.
@@ -70,6 +70,15 @@ impl SidecarOptions {
             concurrency: 1,
             wait_for_backend: true,
         }
+    }
+
+    /// The front of `envoy/affinity.yaml` before these replicas, on free loopback ports, with one worker.
+    pub fn front(root: &Path, replicas: Vec<ReplicaAddr>) -> Self {
+        let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let mut options = Self::shipped(root, nowhere);
+        options.config.template = root.join("envoy/affinity.yaml");
+        options.config.replicas = replicas;
+        options
     }
 }
 
@@ -120,7 +129,12 @@ impl Sidecar {
         self.listen
     }
 
-    /// The same as a URI.
+    /// Where it is as a replica: its health is its readiness.
+    pub fn replica_addr(&self) -> ReplicaAddr {
+        ReplicaAddr { grpc: self.listen, health_port: self.metrics.port_u16() }
+    }
+
+    /// [`Self::addr`] as a URI.
     pub fn uri(&self) -> String {
         format!("http://{}", self.listen)
     }

@@ -141,6 +141,11 @@ impl Upstream {
         Self { addr, script, task }
     }
 
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
     /// Changes what is done with requests that are still held or yet to come.
     pub fn set(&self, act: Act) {
         *self.script.act.lock().unwrap() = act;
@@ -353,7 +358,7 @@ impl RawRig {
     /// Both, the upstream answering requests for "k" once it is released.
     pub async fn start(settings: Value) -> Self {
         let upstream = Upstream::start(Act::Answer(Answer::compute("k"))).await;
-        let mut options = SidecarOptions::shipped(root(), upstream.addr);
+        let mut options = SidecarOptions::shipped(root(), upstream.addr());
         options.config.settings = settings;
         let sidecar = Sidecar::start(options).await.unwrap();
         Self { upstream, sidecar }

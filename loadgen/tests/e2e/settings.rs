@@ -148,11 +148,12 @@ async fn an_unknown_cluster_fails_calls_and_is_named() {
     assert_eq!(metrics.get("collapser_inflight_requests"), 0.0);
 }
 
-const PLAIN_METRICS: [&str; 12] = [
+const PLAIN_METRICS: [&str; 13] = [
     "collapser_requests_total",
     "collapser_collapsed_requests_total",
     "collapser_backend_calls_total",
     "collapser_cache_hits_total",
+    "collapser_keyed_requests_total",
     "collapser_refused_requests_total",
     "collapser_abandoned_requests_total",
     "collapser_evictions_total",

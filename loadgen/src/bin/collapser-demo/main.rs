@@ -1,12 +1,16 @@
 //! The demonstration: backend and sidecar started together, and a burst to show what it is for.
 
+mod affinity;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use affinity::Affinity;
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
+use collapser_loadgen::affinity_sim::{self, Plan};
 use collapser_loadgen::args::parse_duration;
 use collapser_loadgen::backend::{Backend, BackendHandle, BackendOptions};
 use collapser_loadgen::load::{self, LoadOptions};
@@ -42,6 +46,21 @@ enum Command {
         /// Fail if there are fewer calls than this to a backend call.
         #[arg(long, default_value_t = 500.0)]
         min_ratio: f64,
+    },
+    /// Show key affinity: several replicas, a burst, the burst again, and a replica that dies in the middle of one. Fails if
+    /// a key is computed twice, or a call fails that could be retried.
+    Affinity(Affinity),
+    /// Simulate 10, 100 and 1,000 replicas. Prints tables of Markdown.
+    AffinitySim {
+        /// Callers of a burst.
+        #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+        callers: u64,
+        /// Different keys on offer to them.
+        #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        keys: u64,
+        /// What chance starts from; the same gives the same.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
     },
     /// Start both and leave them running until Ctrl-C.
     Run {
@@ -125,6 +144,17 @@ impl Pair {
 async fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run { ports } => run(ports).await,
+        Command::Affinity(affinity) => tokio::select! {
+            done = affinity.show() => done,
+            () = interrupted() => Err(anyhow::anyhow!("interrupted")),
+        },
+        Command::AffinitySim { callers, keys, seed } => {
+            print!(
+                "{}",
+                affinity_sim::report(Plan { callers, keys, cached: 100_000 }, &[10, 100, 1_000], seed)
+            );
+            Ok(())
+        }
         Command::Quickstart { ports, calls, connections, min_ratio } => {
             let work = quickstart(ports, calls, connections, min_ratio);
             tokio::select! {
