@@ -9,7 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-COLOURS = {"plain": "#7f7f7f", "direct": "#c7c7c7", "filter": "#1f77b4", "held": "#c7c7c7", "peer": "#ff7f0e"}
+COLOURS = {"plain": "#7f7f7f", "direct": "#c7c7c7", "filter": "#1f77b4", "filter/worker": "#9ecae1", "peer": "#ff7f0e"}
 LABELS = {
     "keys": "cached keys",
     "waiters": "callers waiting for one flight",
@@ -123,7 +123,8 @@ def memory_text(memory):
     rows = [[m["candidate"], spread(m["spread"], 0)] for m in memory if m["spread"]]
     return (
         "### waiter-memory\n10,000 calls for one key wait for a backend that hangs. `held`: Envoy's own fault filter holds "
-        f"them instead, which shows what a waiting call takes of Envoy itself.\n\n{table(['', 'bytes per waiting call'], rows)}\n"
+        f"them instead, which shows what a waiting call takes of Envoy itself; `held+slot`: with the Lua filter of the body slot "
+        f"in the chain, of which each stream has an instance.\n\n{table(['', 'bytes per waiting call'], rows)}\n"
     )
 
 

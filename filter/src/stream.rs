@@ -7,6 +7,7 @@ use collapser_engine::affinity;
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Method, MethodId};
 use collapser_engine::classify::{self, Bypass};
+use collapser_engine::deadlines;
 use collapser_engine::flights::Ticket;
 use collapser_engine::framing::{self, Framing};
 use collapser_engine::grace::{Place, Until};
@@ -37,9 +38,6 @@ const PASSING: &str = "x-collapser-pass";
 /// dynamic metadata that it does so.
 const HOLD: &str = "x-collapser-hold";
 
-/// The header by which Envoy's router is told a deadline, in milliseconds. Callers cannot set it, and it goes no further.
-const DEADLINE: &str = "x-envoy-upstream-rq-timeout-ms";
-
 /// Where a request stands.
 #[derive(Default)]
 enum State {
@@ -65,6 +63,7 @@ enum State {
 /// A request that went upstream by itself.
 struct Alone {
     sighting: Sighting,
+    place: deadlines::Place,
     method: Option<MethodId>,
     departed: Nanos,
 }
@@ -233,15 +232,15 @@ impl Stream {
             return self.pass(Bypass::NotHeld);
         }
         let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
-        let key = self.worker.key(headers, &body);
         if self.worker.settings.mode == Mode::Affinity {
-            return self.go_on_with_key(held.method, &key);
+            return self.go_on_with_key(held.method, &self.worker.key(headers, &body));
         }
         // A body that came at once came no later than the headers: one look at the clock is enough.
         let now = if held.begun { self.worker.now() } else { held.opened };
-        if let Some(sighting) = self.worker.pass(&key, now, held.method) {
-            return self.go_alone(Alone { sighting, method: held.method, departed: now });
+        if let Some(sighting) = self.worker.pass(headers, &body, now, held.method) {
+            return self.go_alone(sighting, held.method, now);
         }
+        let key = self.worker.key(headers, &body);
         let request = Request { headers: held.headers, body, method: held.method };
         match self.worker.arrive(key, self.id, now, request) {
             Outcome::Hit(hit) => {
@@ -257,21 +256,17 @@ impl Stream {
     }
 
     /// Lets the request go upstream as it is, with the deadline that its flight would have.
-    fn go_alone(&self, alone: Alone) -> Action {
+    fn go_alone(&self, sighting: Sighting, method: Option<MethodId>, departed: Nanos) -> Action {
         self.worker.metrics.bypassed(Bypass::Unshared);
-        // Refused only if the stream is going away.
-        let _ = host::set_header(MapType::RequestHeaders, DEADLINE, &self.worker.deadline);
-        self.keep(State::Alone(alone), Action::Continue)
+        let place = self.worker.depart_alone(self.id, departed);
+        self.keep(State::Alone(Alone { sighting, place, method, departed }), Action::Continue)
     }
 
-    /// A reply without a body may be Envoy's word for the deadline.
+    /// A reply without a body may be the worker's word that the deadline is over.
     fn check_deadline(&self, alone: Alone, end_of_stream: bool) -> Action {
-        if end_of_stream {
-            let headers = host::header_map(MapType::ResponseHeaders);
-            if let Some(late) = self.worker.judge_failure(&headers, alone.method, alone.departed) {
-                // Refused only if the stream is going away.
-                let _ = host::set_header_map(MapType::ResponseHeaders, &late.headers);
-            }
+        if end_of_stream && let Some(late) = self.worker.late_by_now(alone.method, alone.departed) {
+            // Refused only if the stream is going away.
+            let _ = host::set_header_map(MapType::ResponseHeaders, &late.headers);
         }
         self.keep(State::Alone(alone), Action::Continue)
     }
@@ -426,7 +421,7 @@ impl Stream {
     pub fn on_done(&self) {
         match self.state.take() {
             State::Waiting(ticket) => self.worker.leave(ticket),
-            State::Alone(alone) => self.worker.passed(alone.sighting),
+            State::Alone(alone) => self.worker.passed(alone.sighting, alone.place),
             State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
             _ => (),
         }

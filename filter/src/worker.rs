@@ -8,6 +8,7 @@ use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Catalog, Method, MethodId};
 use collapser_engine::classify::Bypass;
 use collapser_engine::commons::{self, Claim};
+use collapser_engine::deadlines::{self, Deadlines};
 use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
 use collapser_engine::grace::{Grace, Place, Until};
 use collapser_engine::grpc::Code;
@@ -81,6 +82,7 @@ pub struct Worker {
     catalog: RefCell<Catalog>,
     grace: RefCell<Grace>,
     airborne: RefCell<HashMap<u32, Airborne>>,
+    alone: RefCell<Deadlines>,
     sharing: Option<Sharing>,
     /// What may still be sent before the next tick.
     slice: Cell<Portion>,
@@ -88,8 +90,6 @@ pub struct Worker {
     calls: RefCell<Vec<Call>>,
     marker: Box<[u8]>,
     grpc_timeout: String,
-    /// [`Settings::backend_timeout`] in milliseconds.
-    pub deadline: String,
     /// Whether requests are known to be held until they are whole. `None` is not known yet.
     holds: Cell<Option<bool>>,
     next_tick: Cell<Nanos>,
@@ -117,14 +117,14 @@ impl Worker {
             woken: Cell::new(false),
             keyer: RefCell::new(Keyer::new(settings.key_headers.clone())),
             table: RefCell::new(Table::new(&settings)),
-            catalog: RefCell::new(Catalog::new(settings.methods.clone(), settings.passes_after())),
+            catalog: RefCell::new(Catalog::new(settings.methods.clone(), settings.pass_after)),
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
             airborne: RefCell::default(),
+            alone: RefCell::new(Deadlines::new(nanos(settings.backend_timeout))),
             sharing: Sharing::new(name, queue, &settings),
             slice: Cell::new(SLICE),
             calls: RefCell::default(),
             marker: pairs::block(&[(MARKER, "1")]),
-            deadline: settings.backend_timeout.as_millis().to_string(),
             grpc_timeout: outbound::grpc_timeout(settings.backend_timeout),
             holds: Cell::new((settings.hold == Hold::Headers).then_some(true)),
             next_tick: Cell::new(Nanos::MAX),
@@ -198,19 +198,37 @@ impl Worker {
 
     /// Whether a request that has arrived whole goes upstream by itself: nobody has shared its method's last flights, nor
     /// has anybody asked for the same.
-    pub fn pass(&self, key: &Key, now: Nanos, method: Option<MethodId>) -> Option<Sighting> {
+    pub fn pass(
+        &self,
+        headers: Pairs<'_>,
+        body: &[u8],
+        now: Nanos,
+        method: Option<MethodId>,
+    ) -> Option<Sighting> {
         if !self.catalog.borrow_mut().came_whole(method) {
             return None;
         }
-        let sighting = self.table.borrow_mut().pass(key, now);
+        let tag = self.keyer.borrow_mut().tag(headers, body);
+        let sighting = self.table.borrow_mut().pass(tag, now, || self.key(headers, body));
         if sighting.is_none() {
             self.catalog.borrow_mut().shared(method);
         }
         sighting
     }
 
+    /// A request goes upstream by itself.
+    pub fn depart_alone(&self, waiter: Waiter, now: Nanos) -> deadlines::Place {
+        let mut alone = self.alone.borrow_mut();
+        let place = alone.enter(waiter, now);
+        if let Some(due) = alone.next_deadline().filter(|due| *due < self.next_tick.get()) {
+            self.tick_at(due, now);
+        }
+        place
+    }
+
     /// A request that went upstream by itself is over.
-    pub fn passed(&self, sighting: Sighting) {
+    pub fn passed(&self, sighting: Sighting, place: deadlines::Place) {
+        self.alone.borrow_mut().leave(place);
         self.table.borrow_mut().passed(sighting, self.now());
     }
 
@@ -303,6 +321,7 @@ impl Worker {
         self.slice.set(SLICE);
         self.fan_out(BATCH);
         self.release_due(now);
+        self.end_late(now);
         if now >= self.next_sweep.get() {
             self.table.borrow_mut().sweep(now);
             self.next_sweep.set(now.saturating_add(nanos(self.settings.cleanup_interval)));
@@ -341,13 +360,26 @@ impl Worker {
         self.metrics.end(now);
     }
 
-    /// What to say instead of these response headers if they are what Envoy makes of a call that has met its deadline.
-    pub fn judge_failure(&self, headers: &[u8], method: Option<MethodId>, departed: Nanos) -> Option<Reply> {
+    /// What one is told that departed by itself then, if its deadline is over.
+    pub fn late_by_now(&self, method: Option<MethodId>, departed: Nanos) -> Option<Reply> {
         let took = self.now().saturating_sub(departed);
-        self.is_late(&Reply::record(headers, Vec::new(), &[]), took).then(|| {
+        (took >= nanos(self.settings.backend_timeout)).then(|| {
             self.catalog.borrow_mut().timed_out(method);
             self.late_reply()
         })
+    }
+
+    /// Ends some of the requests that went upstream by themselves and whose deadline is over.
+    fn end_late(&self, now: Nanos) {
+        if self.alone.borrow().next_deadline().is_none_or(|due| due > now) {
+            return;
+        }
+        for _ in 0..BATCH.calls {
+            let Some(waiter) = self.alone.borrow_mut().next_due(now) else { break };
+            // Refused only if the stream is going away.
+            let _ = host::set_effective_context(waiter).and_then(|()| self.send(Shape::TrailersOnly));
+        }
+        let _ = host::set_effective_context(self.root);
     }
 
     /// Envoy reports a timeout as UNAVAILABLE; only the clock tells. Where Envoy names its timer, that may have run
@@ -394,6 +426,9 @@ impl Worker {
     /// Another worker's reply ends a flight of this one.
     fn land_shared(&self, departure: &Departure, reply: Reply, expires: Nanos, now: Nanos) {
         self.catalog.borrow_mut().shared(departure.request.method);
+        if reply.streamed {
+            self.streams(departure.request.method);
+        }
         let landing = self.table.borrow_mut().land_until(departure.flight, reply, now, expires);
         self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
         self.wake();
@@ -544,8 +579,8 @@ impl Worker {
         if self.table.borrow().has_calls() {
             next = now.saturating_add(nanos(PACE));
         }
-        if let Some(due) = self.grace.borrow().next_deadline() {
-            next = next.min(due);
+        for due in [self.grace.borrow().next_deadline(), self.alone.borrow().next_deadline()] {
+            next = next.min(due.unwrap_or(Nanos::MAX));
         }
         self.tick_at(next, now);
     }

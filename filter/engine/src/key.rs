@@ -150,10 +150,21 @@ impl Keyer {
         Self { key_headers, memo: Memo::default(), head: Vec::new() }
     }
 
-    /// The key of a request, which is always that of [`derive`].
-    pub fn key(&mut self, headers: Pairs<'_>, body: &[u8]) -> Key {
+    /// A number that is the same for requests with the same key. Others may share it, but hardly any do. Far cheaper than a
+    /// key, and another one in each worker.
+    pub fn tag(&mut self, headers: Pairs<'_>, body: &[u8]) -> u64 {
+        self.put_head(headers, body);
+        self.memo.tag(&self.head, body)
+    }
+
+    fn put_head(&mut self, headers: Pairs<'_>, body: &[u8]) {
         self.head.clear();
         put_head(&mut self.head, headers, body.len(), &self.key_headers);
+    }
+
+    /// The key of a request, which is always that of [`derive`].
+    pub fn key(&mut self, headers: Pairs<'_>, body: &[u8]) -> Key {
+        self.put_head(headers, body);
         let head = &self.head;
         self.memo.key(head, body, || {
             let mut hash = Sha256::new();
@@ -256,6 +267,8 @@ pub(crate) mod tests {
                 let block = block(&headers);
                 let headers = Pairs::parse(&block).unwrap();
                 for _ in 0..3 {
+                    let tag = keyer.borrow_mut().tag(headers, &body);
+                    prop_assert_eq!(keyer.borrow_mut().tag(headers, &body), tag);
                     let key = keyer.borrow_mut().key(headers, &body);
                     prop_assert_eq!(key, derive(headers, &body, &names));
                 }

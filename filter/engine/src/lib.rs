@@ -18,6 +18,7 @@ pub mod cache;
 pub mod catalog;
 pub mod classify;
 pub mod commons;
+pub mod deadlines;
 pub mod duration;
 pub mod flights;
 pub mod framing;

@@ -74,7 +74,8 @@ impl Memo {
         key
     }
 
-    fn tag(&self, head: &[u8], body: &[u8]) -> u64 {
+    /// A number by which requests can be told apart, but for few.
+    pub fn tag(&self, head: &[u8], body: &[u8]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write(head);
         hasher.write(body);

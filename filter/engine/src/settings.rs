@@ -303,15 +303,6 @@ impl Settings {
         digest.iter().take(8).fold(0, |realm, byte| realm << 8 | u64::from(*byte))
     }
 
-    /// [`Self::pass_after`], but 0 where another filter holds requests: there, one that passes could be given no
-    /// deadline.
-    pub fn passes_after(&self) -> usize {
-        match self.hold {
-            Hold::Headers => self.pass_after,
-            Hold::Filter => 0,
-        }
-    }
-
     /// What does not go together with `mode` `affinity`, of the settings that were given: their name at the source, and
     /// in JSON. Somebody who sets a TTL there believes that something is cached.
     fn faults_of_affinity(&self, given: &[(&'static str, &'static str)]) -> Vec<String> {

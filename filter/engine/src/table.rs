@@ -97,13 +97,17 @@ impl Table {
         }
     }
 
-    /// A request for `key` may pass instead of arriving if there is nothing to share: no reply, no flight, and no
-    /// other that has passed and whose answer could be shared now. Tell [`Self::passed`] when it is over.
-    pub fn pass(&mut self, key: &Key, now: Nanos) -> Option<Sighting> {
-        if self.cache.get(key, now).is_some() || self.flights.is_in_air(key) {
-            return None;
+    /// A request may pass instead of arriving if there is nothing to share: no reply, no flight, and no other with its
+    /// `tag` that has passed and whose answer could be shared now. Its `key` is not asked for if there is nothing at
+    /// all. Tell [`Self::passed`] when it is over.
+    pub fn pass(&mut self, tag: u64, now: Nanos, key: impl FnOnce() -> Key) -> Option<Sighting> {
+        if !self.cache.is_empty() || self.flights.in_air() > 0 {
+            let key = key();
+            if self.cache.get(&key, now).is_some() || self.flights.is_in_air(&key) {
+                return None;
+            }
         }
-        self.sightings.first(key, now, now.saturating_add(self.timeout))
+        self.sightings.first(tag, now, now.saturating_add(self.timeout))
     }
 
     /// A request that passed has its answer.
@@ -310,15 +314,25 @@ mod tests {
     #[test]
     fn what_passes_has_nothing_to_share() {
         let mut table = table(|s| s.backend_timeout = Duration::from_nanos(1_000));
+        let pass = |table: &mut Table, now| table.pass(1, now, || numbered(1));
         let ticket = lead(&mut table, 1, 1, 0);
-        assert_eq!(table.pass(&numbered(1), 1), None, "in flight");
+        assert_eq!(pass(&mut table, 1), None, "in flight");
         assert!(!table.land(ticket.flight, of_weight(3), 50).unwrap().shared);
-        assert_eq!(table.pass(&numbered(1), 149), None, "cached");
-        let sighting = table.pass(&numbered(1), 150).unwrap();
-        assert_eq!(table.pass(&numbered(1), 1_149), None, "passed, and may still be under way");
+        assert_eq!(pass(&mut table, 149), None, "cached");
+        let sighting = pass(&mut table, 150).unwrap();
+        assert_eq!(pass(&mut table, 1_149), None, "passed, and may still be under way");
         table.passed(sighting, 200);
-        assert_eq!(table.pass(&numbered(1), 299), None, "passed, and would be cached");
-        assert!(table.pass(&numbered(1), 300).is_some());
+        assert_eq!(pass(&mut table, 299), None, "passed, and would be cached");
+        assert!(pass(&mut table, 300).is_some());
+    }
+
+    #[test]
+    fn what_passes_needs_no_key_where_there_is_nothing() {
+        let mut table = table(|_| ());
+        assert!(table.pass(1, 0, || panic!("no key is needed")).is_some());
+        lead(&mut table, 2, 1, 0);
+        assert!(table.pass(3, 0, || numbered(3)).is_some());
+        assert_eq!(table.pass(2, 0, || numbered(2)), None);
     }
 
     #[derive(Clone, Debug)]

@@ -37,17 +37,6 @@ async fn requests_that_another_filter_holds_are_collapsed() {
     assert_eq!(metrics.get("envoy_cluster_upstream_rq_total{envoy_cluster_name=\"inbound|50051||\"}"), 1.0);
 }
 
-/// What passes late there has no deadline, since its headers are out of reach.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_never_repeats_does_not_pass() {
-    let rig = inbound(json!({"pass_after": 1}), 0, |_| ()).await;
-    let mut client = rig.client().await;
-    for key in ["a", "b", "c", "d"] {
-        assert_eq!(client.compute(ask(key)).await.unwrap().into_inner().key, key);
-    }
-    assert_eq!(rig.accounts(4).await.get("collapser_backend_calls_total"), 4.0);
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_are_excluded_by_name_pass() {
     let rig = inbound(json!({}), 0, |_| ()).await;

@@ -98,7 +98,6 @@ async fn one_that_passes_has_the_deadline_of_a_flight() {
     assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
     assert!(late.message().contains("1s (backend_timeout)"), "{late:?}");
     assert_eq!(rig.upstream.calls(), 2);
-    assert!(!rig.upstream.last_headers().contains_key("x-envoy-upstream-rq-timeout-ms"));
     rig.metric("collapser_bypassed_requests_total{reason=\"unshared\"}", 1).await;
 }
 
