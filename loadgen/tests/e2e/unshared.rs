@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::raw::{Act, Answer, RawRig};
@@ -116,5 +117,29 @@ async fn one_that_passes_may_hang_up() {
     rig.upstream.release();
     let reply = rig.client().await.compute(ask("other")).await.unwrap();
     assert_eq!(reply.into_inner().key, "other");
+    rig.quiet().await;
+}
+
+/// Replies recurse in the VM; all at once would overflow its stack.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_that_pass_may_be_late_at_once() {
+    let rig = RawRig::start(json!({"pass_after": 1, "backend_timeout": "2s"})).await;
+    rig.upstream.release();
+    assert_eq!(rig.one().await.unwrap().key, "k");
+    rig.upstream.hold();
+    let client = rig.client().await;
+    let mut calls = JoinSet::new();
+    for number in 0..3_000 {
+        let mut client = client.clone();
+        calls.spawn(async move { client.compute(ask(&format!("late {number}"))).await });
+    }
+    for outcome in calls.join_all().await {
+        let late = outcome.unwrap_err();
+        assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
+    }
+    rig.metric("collapser_bypassed_requests_total{reason=\"unshared\"}", 3_000).await;
+    rig.metric("envoy_wasm_collapser_vm_reload_success", 0).await;
+    rig.upstream.release();
+    assert_eq!(rig.one().await.unwrap().key, "k");
     rig.quiet().await;
 }
