@@ -15,7 +15,8 @@
 //!
 //! Slots are made by the first VM, without a condition (see [`crate::lease`]): Envoy configures the main thread's
 //! VM before it starts the others. That VM is a member too, but never serves; whoever is alone with it does
-//! without the commons, at no cost.
+//! without the commons, at no cost. For a second after its start nobody is, since Envoy tries the settings in a VM
+//! that it throws away.
 //!
 //! # The life of a flight
 //!
