@@ -80,7 +80,7 @@ struct Args {
     /// In what form.
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value = "console")]
     log_format: LogFormat,
-    /// Envoy's worker threads. Each collapses for itself.
+    /// Envoy's worker threads. They share flights and replies, unless scope is worker.
     #[arg(long, env = "CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     concurrency: u32,
     /// How long new calls are still taken after readiness has failed.
