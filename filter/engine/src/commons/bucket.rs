@@ -8,7 +8,8 @@ use crate::key::Key;
 use crate::wire::{self, Reader};
 use std::borrow::Cow;
 
-/// Flights and replies in a slot. Flights push out replies; a flight that finds only others is not shared.
+/// Flights and replies in a slot. Flights push out replies; a flight that finds only others is not shared. Fewer in tests,
+/// where slots are to become full.
 pub(super) const ENTRIES: usize = if cfg!(test) { 8 } else { 16 };
 
 /// Changes with the layout.
