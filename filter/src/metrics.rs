@@ -186,6 +186,11 @@ impl Metrics {
     pub fn flight_ended(&self, nanos: u64, code: Code) {
         // A histogram that the host will not take is no reason to fail a request.
         let _ = host::record_metric(self.backend_latency, nanos / 1_000);
+        self.failed(code);
+    }
+
+    /// A call ended with this status, which may be success.
+    pub fn failed(&self, code: Code) {
         let Some(index) = (code.0 as usize).checked_sub(1) else { return };
         if let Some(counter) = self.errors.get(index).or(self.errors.last()) {
             counter.add(1);

@@ -121,9 +121,12 @@ impl Sharing {
             Message::Gone { key } => watched.remove(&key).map(|(_, departure)| News::Gone(departure)),
             Message::Reply { key, freshness, reply } => {
                 // Whoever joined a moment later is as well off as one who joins while a reply is on the wire.
-                watched.get(&key).filter(|(_, departure)| freshness.is_good_for(departure.since))?;
                 let (_, departure) = watched.remove(&key)?;
-                Some(News::Reply { departure, reply, expires: freshness.expires })
+                Some(match freshness.is_good_for(departure.since) {
+                    true => News::Reply { departure, reply, expires: freshness.expires },
+                    // It joined that flight when it had just landed.
+                    false => News::Gone(departure),
+                })
             }
         }
     }

@@ -66,13 +66,14 @@ struct Alone {
     place: deadlines::Place,
     method: Option<MethodId>,
     departed: Nanos,
+    /// Whether a part of its reply's body has come.
+    begun: bool,
 }
 
 /// A request of which not everything has come.
 struct Held {
     headers: Vec<u8>,
     method: Option<MethodId>,
-    opened: Nanos,
     /// Its place among those that are released after a while.
     grace: Option<Place>,
     /// Whether any part of the body has come.
@@ -235,8 +236,7 @@ impl Stream {
         if self.worker.settings.mode == Mode::Affinity {
             return self.go_on_with_key(held.method, &self.worker.key(headers, &body));
         }
-        // A body that came at once came no later than the headers: one look at the clock is enough.
-        let now = if held.begun { self.worker.now() } else { held.opened };
+        let now = self.worker.now();
         if let Some(sighting) = self.worker.pass(headers, &body, now, held.method) {
             return self.go_alone(sighting, held.method, now);
         }
@@ -259,11 +259,12 @@ impl Stream {
     fn go_alone(&self, sighting: Sighting, method: Option<MethodId>, departed: Nanos) -> Action {
         self.worker.metrics.bypassed(Bypass::Unshared);
         let place = self.worker.depart_alone(self.id, departed);
-        self.keep(State::Alone(Alone { sighting, place, method, departed }), Action::Continue)
+        self.keep(State::Alone(Alone { sighting, place, method, departed, begun: false }), Action::Continue)
     }
 
-    /// A reply without a body may be the worker's word that the deadline is over.
+    /// The answer begins, so the deadline is kept. Without a body, it may be the worker's word that it is over.
     fn check_deadline(&self, alone: Alone, end_of_stream: bool) -> Action {
+        self.worker.answered_alone(alone.place);
         if end_of_stream && let Some(late) = self.worker.late_by_now(alone.method, alone.departed) {
             // Refused only if the stream is going away.
             let _ = host::set_header_map(MapType::ResponseHeaders, &late.headers);
@@ -337,9 +338,8 @@ impl Stream {
             Err(reason) => return self.pass(reason),
         };
         // A stream whose backend speaks first may never send a message on its own account.
-        let opened = self.worker.now();
-        let mut held = Held { headers, method, opened, grace: None, begun: false };
-        self.wait(&mut held, Until::Message, opened);
+        let mut held = Held { headers, method, grace: None, begun: false };
+        self.wait(&mut held, Until::Message, self.worker.about_now());
         self.state.set(State::Holding(held));
         self.hold_headers()
     }
@@ -412,6 +412,13 @@ impl Stream {
                     return Action::Continue;
                 }
                 self.keep(State::Probing(probe), Action::Continue)
+            }
+            State::Alone(alone) => {
+                if alone.begun {
+                    // A large message, or a second one. Another call is to tell.
+                    self.worker.may_stream(alone.method);
+                }
+                self.keep(State::Alone(Alone { begun: true, ..alone }), Action::Continue)
             }
             state => self.keep(state, Action::Continue),
         }

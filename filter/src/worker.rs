@@ -10,7 +10,7 @@ use collapser_engine::classify::Bypass;
 use collapser_engine::commons::{self, Claim};
 use collapser_engine::deadlines::{self, Deadlines};
 use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
-use collapser_engine::grace::{Grace, Place, Until};
+use collapser_engine::grace::{Grace, PATIENCE, Place, Until};
 use collapser_engine::grpc::Code;
 use collapser_engine::key::{Key, Keyer};
 use collapser_engine::outbound;
@@ -92,6 +92,8 @@ pub struct Worker {
     grpc_timeout: String,
     /// Whether requests are known to be held until they are whole. `None` is not known yet.
     holds: Cell<Option<bool>>,
+    /// When the clock was last looked at.
+    seen: Cell<Nanos>,
     next_tick: Cell<Nanos>,
     next_sweep: Cell<Nanos>,
 }
@@ -127,6 +129,7 @@ impl Worker {
             marker: pairs::block(&[(MARKER, "1")]),
             grpc_timeout: outbound::grpc_timeout(settings.backend_timeout),
             holds: Cell::new((settings.hold == Hold::Headers).then_some(true)),
+            seen: Cell::new(host::now()),
             next_tick: Cell::new(Nanos::MAX),
             next_sweep: Cell::new(0),
             settings,
@@ -141,7 +144,16 @@ impl Worker {
 
     /// The monotonic clock.
     pub fn now(&self) -> Nanos {
-        host::now()
+        let now = host::now();
+        self.seen.set(now);
+        now
+    }
+
+    /// The time when last looked at, which saves looking: at most a tick ago. That is good enough for the patience with a
+    /// request that has just begun, unless that is short.
+    pub fn about_now(&self) -> Nanos {
+        let patience = nanos(self.settings.stream_grace).saturating_mul(PATIENCE);
+        if patience >= 10 * nanos(IDLE) { self.seen.get() } else { self.now() }
     }
 
     // --- What streams ask for ---
@@ -224,6 +236,16 @@ impl Worker {
             self.tick_at(due, now);
         }
         place
+    }
+
+    /// The answer to a request that went upstream by itself begins.
+    pub fn answered_alone(&self, place: deadlines::Place) {
+        self.alone.borrow_mut().leave(place);
+    }
+
+    /// One call of the method is to tell whether it streams.
+    pub fn may_stream(&self, method: Option<MethodId>) {
+        self.catalog.borrow_mut().suspect(method);
     }
 
     /// A request that went upstream by itself is over.
@@ -334,10 +356,10 @@ impl Worker {
     pub fn on_call_response(&self, token: u32, record: impl FnOnce() -> Reply) {
         let Some(call) = self.airborne.borrow_mut().remove(&token) else { return };
         let (method, dispatched) = (call.method, call.dispatched);
-        let now = self.now();
         let mut reply = self.in_size(record());
+        let now = self.now();
         if self.is_late(&reply, now.saturating_sub(dispatched)) {
-            self.catalog.borrow_mut().timed_out(method);
+            self.catalog.borrow_mut().suspect(method);
             reply = self.late_reply();
         }
         if reply.streamed {
@@ -355,6 +377,8 @@ impl Worker {
             for call in self.airborne.take().into_values() {
                 call.ticket.into_iter().for_each(|ticket| sharing.give_up(&call.key, ticket, now));
             }
+            // They would have been answered by other workers.
+            self.metrics.collapsed.add(sharing.watched());
             sharing.end();
         }
         self.metrics.end(now);
@@ -364,7 +388,7 @@ impl Worker {
     pub fn late_by_now(&self, method: Option<MethodId>, departed: Nanos) -> Option<Reply> {
         let took = self.now().saturating_sub(departed);
         (took >= nanos(self.settings.backend_timeout)).then(|| {
-            self.catalog.borrow_mut().timed_out(method);
+            self.catalog.borrow_mut().suspect(method);
             self.late_reply()
         })
     }
@@ -377,7 +401,9 @@ impl Worker {
         for _ in 0..BATCH.calls {
             let Some(waiter) = self.alone.borrow_mut().next_due(now) else { break };
             // Refused only if the stream is going away.
-            let _ = host::set_effective_context(waiter).and_then(|()| self.send(Shape::TrailersOnly));
+            if host::set_effective_context(waiter).and_then(|()| self.send(Shape::TrailersOnly)).is_ok() {
+                self.metrics.failed(Code::DEADLINE_EXCEEDED);
+            }
         }
         let _ = host::set_effective_context(self.root);
     }
@@ -416,7 +442,8 @@ impl Worker {
         if let (Some(sharing), Some(ticket)) = (&self.sharing, call.ticket) {
             sharing.land(&landing.key, ticket, &landing.reply, landing.expires, now);
         }
-        if !landing.shared {
+        // What fails or streams tells nothing about whether answers are asked for again.
+        if !landing.shared && code == Code::OK && !landing.reply.streamed {
             self.catalog.borrow_mut().unshared(call.method);
         }
         self.metrics.flight_ended(now.saturating_sub(landing.started), code);

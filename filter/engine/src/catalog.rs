@@ -118,10 +118,10 @@ impl Catalog {
         }
     }
 
-    /// A flight has met its deadline. Either the backend is slow, or it streams its reply without an end in sight, of
-    /// which Envoy shows nothing. One call passes to find out; the others go on collapsing, since a slow backend
-    /// needs that most.
-    pub fn timed_out(&mut self, id: Option<MethodId>) {
+    /// A call has met its deadline, or its reply came in parts. Either the backend is slow or the reply large, or it
+    /// streams without an end in sight, of which Envoy shows nothing. One call passes to find out; the others go on
+    /// collapsing, since a slow backend needs that most.
+    pub fn suspect(&mut self, id: Option<MethodId>) {
         if let Some(known) = self.get_mut(id) {
             known.suspect = true;
         }
@@ -215,10 +215,10 @@ mod tests {
     fn after_a_timeout_one_call_is_a_probe() {
         let mut catalog = Catalog::default();
         let method = id(&mut catalog, "/a.B/C");
-        catalog.timed_out(method);
+        catalog.suspect(method);
         assert_eq!(catalog.judge(b"/a.B/C"), Method::Probe(method.unwrap()));
         assert_eq!(catalog.judge(b"/a.B/C"), Method::Collapsible(method));
-        catalog.timed_out(method);
+        catalog.suspect(method);
         catalog.streams(method);
         assert_eq!(catalog.judge(b"/a.B/C"), Method::Streams);
     }

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use crate::raw::RawClient;
 use crate::rig::{Rig, ask};
 
 const CACHED: &str = "collapser_cached_results";
@@ -106,6 +107,19 @@ async fn the_least_recently_used_reply_is_evicted_first() {
     let metrics = rig.accounts(8).await;
     assert_eq!(metrics.get("collapser_cache_hits_total"), 4.0);
     assert_eq!((metrics.get(EVICTIONS), metrics.get(CACHED)), (2.0, 2.0));
+}
+
+/// Its headers came while the reply was fresh; but it is asked when the message has come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_comes_late_is_answered_by_the_time_it_comes() {
+    let settings = json!({"cache_duration": "300ms", "cleanup_interval": "1m", "stream_grace": "100ms"});
+    let rig = Rig::start(settings, 0).await;
+    let client = RawClient::connect(rig.sidecar.addr()).await;
+    for pause in [Duration::ZERO, Duration::from_millis(600)] {
+        let answer = client.compute_after(pause, &ask("k")).await.unwrap();
+        assert_eq!(answer.code(), Some("0"), "{answer:?}");
+    }
+    assert_eq!(rig.backend.calls(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -302,7 +302,15 @@ impl RawClient {
         *request.headers_mut() = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
         request.headers_mut().extend(more);
         let (requests, message) = (self.requests.clone(), frame(message));
-        async move { timeout(PATIENCE, exchange(requests, request, message)).await.expect("no answer") }
+        let pause = Duration::ZERO;
+        async move { timeout(PATIENCE, exchange(requests, request, pause, message)).await.expect("no answer") }
+    }
+
+    /// The same for the demo service's unary method, with a pause between headers and message.
+    pub async fn compute_after(&self, pause: Duration, ask: &ComputeRequest) -> Result<Answer, h2::Error> {
+        let mut request = Request::post(format!("http://{}{COMPUTE}", self.addr)).body(()).unwrap();
+        *request.headers_mut() = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
+        exchange(self.requests.clone(), request, pause, frame(ask)).await
     }
 
     /// The same for the demo service's unary method.
@@ -327,9 +335,13 @@ impl Drop for RawClient {
 async fn exchange(
     requests: client::SendRequest<Bytes>,
     request: Request<()>,
+    pause: Duration,
     message: Bytes,
 ) -> Result<Answer, h2::Error> {
     let (response, mut body) = requests.ready().await?.send_request(request, false)?;
+    if !pause.is_zero() {
+        tokio::time::sleep(pause).await;
+    }
     body.send_data(message, true)?;
     let (head, body) = response.await?.into_parts();
     let (data, trailers) = collect(body).await?;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use collapser_loadgen::proto::{ComputeRequest, CountRequest};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -138,8 +139,46 @@ async fn thousands_that_pass_may_be_late_at_once() {
         assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
     }
     rig.metric("collapser_bypassed_requests_total{reason=\"unshared\"}", 3_000).await;
+    rig.metric("collapser_errors_total{code=\"4\"}", 3_000).await;
     rig.metric("envoy_wasm_collapser_vm_reload_success", 0).await;
     rig.upstream.release();
     assert_eq!(rig.one().await.unwrap().key, "k");
     rig.quiet().await;
+}
+
+/// Streams whose replies had one message so far look like calls that never repeat. None is cut, and the method is known
+/// for what it is after a few.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_passes_is_not_cut_and_becomes_known() {
+    let rig = Rig::start(json!({"pass_after": 2, "backend_timeout": "1s"}), 0).await;
+    let mut client = rig.client().await;
+    let mut count = async |count, payload_bytes| {
+        let request = CountRequest { count, interval_ms: 100, payload_bytes };
+        let mut replies = client.count(request).await.unwrap().into_inner();
+        let mut seen = 0;
+        while replies.message().await.unwrap().is_some() {
+            seen += 1;
+        }
+        assert_eq!(seen, count);
+    };
+    for payload_bytes in 0..2 {
+        count(1, payload_bytes).await;
+    }
+    for payload_bytes in 0..3 {
+        count(20, payload_bytes).await;
+    }
+    let metrics = rig.accounts(5).await;
+    assert!(metrics.get(PASSED) >= 1.0, "{metrics:#?}");
+    assert_eq!(metrics.get("collapser_streaming_methods_total"), 1.0, "{metrics:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_do_not_tell_that_nothing_repeats() {
+    let rig = Rig::start(json!({"pass_after": 10}), 0).await;
+    let mut client = rig.client().await;
+    for number in 0..20 {
+        let request = ComputeRequest { fail_code: 14, ..ask(&format!("k{number}")) };
+        client.compute(request).await.unwrap_err();
+    }
+    assert_eq!(rig.accounts(20).await.get(PASSED), 0.0);
 }
