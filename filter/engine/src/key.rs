@@ -162,7 +162,7 @@ impl Keyer {
         put_head(&mut self.head, headers, body.len(), &self.key_headers);
     }
 
-    /// The key of a request, which is always that of [`derive`].
+    /// The key of a request, which is always that of [`derive()`].
     pub fn key(&mut self, headers: Pairs<'_>, body: &[u8]) -> Key {
         self.put_head(headers, body);
         let head = &self.head;
