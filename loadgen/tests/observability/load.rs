@@ -84,7 +84,9 @@ impl Troubled {
     pub async fn start() -> Self {
         let module = root().join("target/collapser-trap.wasm");
         assert!(module.is_file(), "{} is missing; run: make wasm-trap", module.display());
+        // None of its keys repeats, and all are to be calls of the filter's.
         let settings = json!({
+            "pass_after": 0,
             "cache_duration": "10m",
             "max_cache_entries": 100,
             "max_waiters": MAX_WAITERS,
