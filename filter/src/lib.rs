@@ -5,6 +5,7 @@
 //! - `stream`: one context a request; a small state machine.
 //! - `worker`: what the two share: table, departures, fan-out, pacing.
 //! - `sharing`: flights that all workers of the process share.
+//! - `slots`: fixed places in Envoy's shared data.
 //! - `metrics` and `host`: metrics, and the host calls themselves.
 //!
 //! A request is answered by a *local reply*. Envoy makes every local reply to a gRPC request
@@ -18,5 +19,6 @@ mod host;
 mod metrics;
 mod root;
 mod sharing;
+mod slots;
 mod stream;
 mod worker;

@@ -5,10 +5,11 @@
 //! that the path of a request makes no host call for them.
 
 use crate::host::{self, MetricType, Result};
+use crate::slots::Slots;
 use collapser_engine::Nanos;
 use collapser_engine::classify::Bypass;
 use collapser_engine::grpc::Code;
-use collapser_engine::lease::{Lease, Shared};
+use collapser_engine::lease::Lease;
 use std::cell::{Cell, RefCell};
 
 /// Counts up. Noted now, handed to Envoy by [`Metrics::flush`].
@@ -84,24 +85,8 @@ impl Levels {
     }
 }
 
-/// Envoy's shared data, as far as leases use it.
-struct Slots;
-
-impl Slots {
-    fn key(slot: u32) -> String {
-        format!("collapser/lease/{slot}")
-    }
-}
-
-impl Shared for Slots {
-    fn get(&self, slot: u32) -> Option<(Vec<u8>, u32)> {
-        host::shared_data(&Self::key(slot))
-    }
-
-    fn set(&self, slot: u32, value: &[u8], token: u32) -> bool {
-        host::set_shared_data(&Self::key(slot), value, token).is_ok()
-    }
-}
+/// Where the leases are.
+const LEASES: Slots = Slots("lease");
 
 /// All metrics, by their name without `collapser_`.
 #[derive(Debug)]
@@ -143,7 +128,7 @@ fn family<const N: usize>(name: impl Fn(usize) -> String) -> Result<[Counter; N]
 impl Metrics {
     /// Defines them all, so that each is there, at zero, from the start. `owner` tells this worker from all others.
     pub fn define(owner: u64) -> Result<Self> {
-        Lease::create_slots(&Slots);
+        Lease::create_slots(&LEASES);
         let histogram = |name| host::define_metric(MetricType::Histogram, name);
         Ok(Self {
             requests: Counter::define("collapser_requests_total")?,
@@ -217,7 +202,7 @@ impl Metrics {
             &self.evictions,
         ];
         single.into_iter().chain(&self.bypassed).chain(&self.errors).for_each(Counter::flush);
-        let due = self.lease.borrow_mut().keep(levels.share(), now, &Slots);
+        let due = self.lease.borrow_mut().keep(levels.share(), now, &LEASES);
         for ((gauge, level), subtract) in self.gauges.iter().zip(levels.share()).zip(due.subtract) {
             if due.start_over {
                 gauge.reported.set(0);
@@ -230,6 +215,6 @@ impl Metrics {
     /// Takes this worker's share out of the gauges, and ends its lease.
     pub fn end(&self, now: Nanos) {
         self.flush(Levels::default(), now);
-        self.lease.borrow_mut().end(&Slots);
+        self.lease.borrow_mut().end(&LEASES);
     }
 }

@@ -1,8 +1,9 @@
 //! Flights that all workers of the process share: the engine's commons, bound to Envoy's shared data and queues.
 
 use crate::host;
+use crate::slots::Slots;
 use crate::worker::Request;
-use collapser_engine::commons::{self, Claim, Commons, Freshness, Message, Shared, Ticket, Watch};
+use collapser_engine::commons::{self, Claim, Commons, Freshness, Message, Ticket, Watch};
 use collapser_engine::flights::FlightId;
 use collapser_engine::key::Key;
 use collapser_engine::reply::Reply;
@@ -15,24 +16,8 @@ use std::time::Duration;
 /// How long after its deadline a flight has ended for certain: Envoy's timers are late on a busy machine.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The slots of the commons in Envoy's shared data.
-struct Slots;
-
-impl Slots {
-    fn key(slot: u32) -> String {
-        format!("collapser/commons/{}/{slot}", commons::LAYOUT)
-    }
-}
-
-impl Shared for Slots {
-    fn get(&self, slot: u32) -> Option<(Vec<u8>, u32)> {
-        host::shared_data(&Self::key(slot))
-    }
-
-    fn set(&self, slot: u32, value: &[u8], token: u32) -> bool {
-        host::set_shared_data(&Self::key(slot), value, token).is_ok()
-    }
-}
+/// Where the commons is.
+const SLOTS: Slots = Slots(commons::NAME);
 
 /// A flight of this worker's table that needs an upstream call, or somebody else's reply.
 pub struct Departure {
@@ -74,7 +59,7 @@ impl Sharing {
         if settings.scope == Scope::Worker || settings.mode == Mode::Affinity {
             return None;
         }
-        Commons::create_slots(&Slots);
+        Commons::create_slots(&SLOTS);
         let max_bytes = commons::bucket_bytes(settings.max_cache_bytes);
         Some(Self {
             commons: RefCell::new(Commons::new(owner, settings.realm(), queue, max_bytes)),
@@ -85,12 +70,12 @@ impl Sharing {
 
     /// See [`Commons::beat`].
     pub fn beat(&self, now: Nanos) {
-        self.commons.borrow_mut().beat(now, &Slots);
+        self.commons.borrow_mut().beat(now, &SLOTS);
     }
 
     /// See [`Commons::claim`].
     pub fn claim(&self, key: &Key, now: Nanos) -> Claim {
-        self.commons.borrow_mut().claim(key, now, now.saturating_add(self.patience), &Slots)
+        self.commons.borrow_mut().claim(key, now, now.saturating_add(self.patience), &SLOTS)
     }
 
     /// Keeps a departure that waits for another worker's flight.
@@ -134,7 +119,7 @@ impl Sharing {
     /// This worker's flight for all has ended with a reply that is fresh until `expires`.
     pub fn land(&self, key: &Key, ticket: Ticket, reply: &Reply, expires: Nanos, now: Nanos) {
         let mut commons = self.commons.borrow_mut();
-        let queues = commons.land(ticket, reply, expires, now, &Slots);
+        let queues = commons.land(ticket, reply, expires, now, &SLOTS);
         if !queues.is_empty() {
             let message = commons.reply_message(key, Freshness { landed: now, expires }, reply);
             tell(&queues, &message);
@@ -144,13 +129,13 @@ impl Sharing {
     /// This worker's flight for all will not end here.
     pub fn give_up(&self, key: &Key, ticket: Ticket, now: Nanos) {
         let mut commons = self.commons.borrow_mut();
-        let queues = commons.give_up(ticket, now, &Slots);
+        let queues = commons.give_up(ticket, now, &SLOTS);
         tell(&queues, &commons.gone_message(key));
     }
 
     /// Leaves. Flights that are not given up before are taken over by others.
     pub fn end(&self) {
-        self.commons.borrow_mut().end(&Slots);
+        self.commons.borrow_mut().end(&SLOTS);
     }
 }
 

@@ -103,8 +103,8 @@ use bucket::{Bucket, Entry, Flying, State};
 use roster::Membership;
 use std::borrow::Cow;
 
-/// The layout of the slots: part of their names, so that another version of the filter has slots of its own.
-pub const LAYOUT: u32 = 1;
+/// The name of the slots, with the number of their layout, so that another version of the filter has slots of its own.
+pub const NAME: &str = "commons/1";
 
 /// Buckets for flights and replies.
 pub const BUCKETS: u32 = 1024;
