@@ -1,4 +1,4 @@
-//! Replies kept for a short time: TTL, and least-recently-used eviction by entries and by bytes.
+//! Replies kept for a short time: until their life ends, with least-recently-used eviction by entries and by bytes.
 //!
 //! Entries live in one vector and are threaded on two intrusive lists, one by use and one by
 //! expiry, so that a hit, an insertion, an eviction and the drop of an expired entry are all O(1)
@@ -46,8 +46,19 @@ struct Entry {
     key: Key,
     reply: Rc<Reply>,
     expires: Nanos,
+    /// Not before then is it fetched anew.
+    retry: Nanos,
     weight: usize,
     links: [Link; 2],
+}
+
+/// A reply that is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// The reply, fresh or stale: its [`Life`](crate::life::Life) tells.
+    pub reply: &'a Rc<Reply>,
+    /// Not before then should it be fetched anew, since that failed a moment ago.
+    pub retry: Nanos,
 }
 
 /// What an insertion did.
@@ -109,9 +120,9 @@ impl Cache {
         self.bytes
     }
 
-    /// The reply for `key` if it is fresh at `now`; it becomes the most recently used. An expired
+    /// The reply for `key` if it is kept at `now`; it becomes the most recently used. An expired
     /// one is dropped on the way.
-    pub fn get(&mut self, key: &Key, now: Nanos) -> Option<&Rc<Reply>> {
+    pub fn get(&mut self, key: &Key, now: Nanos) -> Option<Found<'_>> {
         let slot = self.find(key)?;
         if self.entry(slot)?.expires <= now {
             self.remove(slot);
@@ -121,7 +132,15 @@ impl Cache {
             self.unlink(BY_USE, slot);
             self.link_after(BY_USE, slot, NIL);
         }
-        self.entry(slot).map(|entry| &entry.reply)
+        self.entry(slot).map(|entry| Found { reply: &entry.reply, retry: entry.retry })
+    }
+
+    /// Has the reply for `key`, if there is one, not be fetched anew before `retry`.
+    pub fn postpone(&mut self, key: &Key, retry: Nanos) {
+        let slot = self.find(key).unwrap_or(NIL);
+        if let Some(entry) = self.entry_mut(slot) {
+            entry.retry = retry;
+        }
     }
 
     /// Keeps `reply` until `expires`, in place of any earlier one for `key`.
@@ -139,7 +158,7 @@ impl Cache {
             evicted += 1;
         }
         let links = [Link { prev: NIL, next: NIL }; 2];
-        let slot = self.occupy(Entry { key, reply, expires, weight, links });
+        let slot = self.occupy(Entry { key, reply, expires, retry: 0, weight, links });
         self.bytes += weight;
         self.link_after(BY_USE, slot, NIL);
         self.link_after(BY_EXPIRY, slot, self.last_expiring_by(expires));
@@ -311,7 +330,7 @@ mod tests {
                     match op {
                         Op::Wait(by) => now += by,
                         Op::Get(key) => {
-                            let got = cache.get(&numbered(key), now).map(|reply| reply.weight());
+                            let got = cache.get(&numbered(key), now).map(|found| found.reply.weight());
                             prop_assert_eq!(got, model.get(key, now));
                         }
                         Op::Insert { key, extra, ttl } => {
@@ -356,6 +375,18 @@ mod tests {
         assert!(cache.get(&numbered(1), 99).is_some());
         assert!(cache.get(&numbered(1), 100).is_none());
         assert!(cache.is_empty());
+    }
+
+    #[test]
+    fn a_reply_that_could_not_be_fetched_says_when_to_try_again() {
+        let mut cache = Cache::new(0, 0);
+        cache.postpone(&numbered(1), 50);
+        cache.insert(numbered(1), Rc::new(of_weight(0)), 100);
+        assert_eq!(cache.get(&numbered(1), 1).unwrap().retry, 0);
+        cache.postpone(&numbered(1), 50);
+        assert_eq!(cache.get(&numbered(1), 1).unwrap().retry, 50);
+        cache.insert(numbered(1), Rc::new(of_weight(0)), 100);
+        assert_eq!(cache.get(&numbered(1), 1).unwrap().retry, 0, "it is another one");
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct Call {
     pub joined: Nanos,
     /// Whether it started the flight.
     pub leader: bool,
+    /// What it left to be reminded of.
+    pub note: u8,
     /// The shape of the reply that it will collect.
     pub shape: Shape,
     /// The bytes of that reply's body.
@@ -69,6 +71,23 @@ pub struct Collected {
     pub reply: Rc<Reply>,
     /// When it was charged.
     pub charged: Charged,
+    /// How its receiver came by it.
+    pub by: By,
+}
+
+/// How a waiter comes by its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Its own flight.
+    Leading,
+    /// A flight that it joined.
+    Following,
+    /// It was there, and fresh.
+    Cache,
+    /// It was there, and is given while a flight gets another one.
+    Revalidate,
+    /// It was there, and stands in for a failure.
+    Error,
 }
 
 /// A flight that has landed.
@@ -78,7 +97,7 @@ pub struct Landed {
     pub key: Key,
     /// When it began.
     pub started: Nanos,
-    /// Whether more than one waited for it at a time.
+    /// Whether more than one waited for it at a time, or it was for those who come later.
     pub shared: bool,
 }
 
@@ -90,13 +109,14 @@ struct Seat {
     /// Microseconds since the flight started, up to 71 minutes.
     joined: u32,
     leader: bool,
+    note: u8,
     /// Set when it is called.
     charged: Charged,
 }
 
 impl Seat {
     fn new(waiter: Waiter, leader: bool, joined: u32) -> Self {
-        Self { waiter, leader, joined, charged: Charged::default() }
+        Self { waiter, leader, joined, note: 0, charged: Charged::default() }
     }
 }
 
@@ -112,6 +132,8 @@ struct Flight {
     waiting: usize,
     /// Set on landing.
     reply: Option<Rc<Reply>>,
+    /// If not by the flight itself.
+    by: Option<By>,
     /// Seats before this one have been called.
     called: usize,
 }
@@ -162,32 +184,59 @@ impl Flights {
     }
 
     /// Joins the flight for `key`, if one is in the air.
-    pub fn join(&mut self, key: &Key, waiter: Waiter, now: Nanos) -> Option<Ticket> {
+    pub fn join(&mut self, key: &Key, waiter: Waiter, now: Nanos, note: u8) -> Option<Ticket> {
         let slot = self.find(key)?;
         let joined = self.slots.get(slot as usize)?.micros(now);
-        Some(self.sit(slot, Seat::new(waiter, false, joined)))
+        Some(self.sit(slot, Seat { note, ..Seat::new(waiter, false, joined) }))
     }
 
     /// Starts a flight for `key`, which must not have one, with `waiter` as its leader.
-    pub fn lead(&mut self, key: Key, waiter: Waiter, now: Nanos) -> Ticket {
+    pub fn lead(&mut self, key: Key, waiter: Waiter, now: Nanos, note: u8) -> Ticket {
+        let slot = self.begin(key, now);
+        self.sit(slot, Seat { note, ..Seat::new(waiter, true, 0) })
+    }
+
+    /// Starts a flight for `key`, which must not have one, for which nobody waits yet.
+    pub fn lead_unattended(&mut self, key: Key, now: Nanos) -> FlightId {
+        let slot = self.begin(key, now);
+        let generation = self.slots.get(slot as usize).map_or(0, |flight| flight.generation);
+        FlightId { slot, generation }
+    }
+
+    fn begin(&mut self, key: Key, now: Nanos) -> u32 {
         let slot = self.vacate();
         let flight = &mut self.slots[slot as usize];
         flight.key = key;
         flight.started = now;
         let (seed, slots) = (self.seed, &self.slots);
         self.by_key.insert_unique(seed.hash(&key), slot, |slot| hash_of(seed, slots, *slot));
-        self.sit(slot, Seat::new(waiter, true, 0))
+        slot
+    }
+
+    /// The key of a flight in the air, and when it began.
+    pub fn in_air_as(&self, id: FlightId) -> Option<(Key, Nanos)> {
+        let flight = self.slots.get(id.slot as usize)?;
+        let is_in_air = flight.generation == id.generation && flight.reply.is_none();
+        is_in_air.then_some((flight.key, flight.started))
+    }
+
+    /// The reply for which a waiter is called.
+    pub fn reply(&self, ticket: Ticket) -> Option<&Rc<Reply>> {
+        let flight = self.slots.get(ticket.flight.slot as usize)?;
+        flight.reply.as_ref().filter(|_| flight.generation == ticket.flight.generation)
     }
 
     /// Ends the flight with `reply`. Its key is free for a new flight at once; its waiters are then
-    /// called by [`Self::next_calls`]. Returns what it was, or `None` if there is no such flight in the air.
-    pub fn land(&mut self, id: FlightId, reply: Rc<Reply>) -> Option<Landed> {
+    /// called by [`Self::next_calls`]. `by` tells how they came by it, if not by the flight. Returns what it was, or
+    /// `None` if there is no such flight in the air.
+    pub fn land(&mut self, id: FlightId, reply: Rc<Reply>, by: Option<By>) -> Option<Landed> {
         let flight = self.slots.get_mut(id.slot as usize)?;
         if flight.generation != id.generation || flight.reply.is_some() {
             return None;
         }
         flight.reply = Some(reply);
-        let (key, started, shared) = (flight.key, flight.started, flight.seats.len() > 1);
+        flight.by = by;
+        let (key, started, shared) = (flight.key, flight.started, flight.seats.len() != 1);
         if let Ok(found) = self.by_key.find_entry(self.seed.hash(&key), |slot| *slot == id.slot) {
             found.remove();
         }
@@ -197,13 +246,14 @@ impl Flights {
     }
 
     /// Seats a waiter for a reply that is there already, to be called in its turn.
-    pub fn queue(&mut self, reply: Rc<Reply>, waiter: Waiter, now: Nanos) -> Ticket {
+    pub fn queue(&mut self, reply: Rc<Reply>, by: By, waiter: Waiter, now: Nanos, note: u8) -> Ticket {
         let slot = self.vacate();
         let flight = &mut self.slots[slot as usize];
         flight.reply = Some(reply);
+        flight.by = Some(by);
         flight.started = now;
         self.landed.push_back(slot);
-        self.sit(slot, Seat::new(waiter, false, 0))
+        self.sit(slot, Seat { note, ..Seat::new(waiter, false, 0) })
     }
 
     /// Calls a portion of the waiters of landed flights into `calls` (cleared first), the flights taking turns. Each is
@@ -243,8 +293,11 @@ impl Flights {
     /// waiter's to give back. `None` if it has not been called, or the ticket was used before.
     pub fn collect(&mut self, ticket: Ticket) -> Option<Collected> {
         let charged = self.charged(ticket)?;
-        let reply = self.flight(ticket)?.reply.clone()?;
-        self.give_up(ticket).then_some(Collected { reply, charged })
+        let flight = self.flight(ticket)?;
+        let reply = flight.reply.clone()?;
+        let leads = flight.seats.get(ticket.seat as usize).is_some_and(|seat| seat.leader);
+        let by = flight.by.unwrap_or(if leads { By::Leading } else { By::Following });
+        self.give_up(ticket).then_some(Collected { reply, charged, by })
     }
 
     /// Gives up a seat; what was charged for a waiter that has been called goes back to the `budget`. Returns
@@ -329,6 +382,7 @@ impl Flight {
             vacant: NIL,
             waiting: 0,
             reply: None,
+            by: None,
             called: 0,
         }
     }
@@ -375,9 +429,9 @@ impl Flight {
                 let Some(charged) = budget.take(size, now) else { return };
                 seat.charged = charged;
                 let ticket = Ticket { flight, seat: self.called as u32 };
-                let Seat { waiter, leader, joined, .. } = *seat;
+                let Seat { waiter, leader, joined, note, .. } = *seat;
                 let joined = self.started.saturating_add(u64::from(joined) * 1_000);
-                calls.push(Call { waiter, ticket, joined, leader, shape, bytes: size });
+                calls.push(Call { waiter, ticket, joined, leader, note, shape, bytes: size });
                 left -= 1;
                 bytes = bytes.saturating_sub(size);
             }
@@ -391,6 +445,7 @@ impl Flight {
         self.seats.shrink_to(SEATS_KEPT);
         self.vacant = NIL;
         self.reply = None;
+        self.by = None;
         self.called = 0;
     }
 }
@@ -427,17 +482,17 @@ mod tests {
     #[test]
     fn everyone_aboard_is_called_once_and_collects_once() {
         let mut flights = Flights::default();
-        let leader = flights.lead(numbered(1), 1, 10);
+        let leader = flights.lead(numbered(1), 1, 10, 0);
         for waiter in 2..=100 {
-            flights.join(&numbered(1), waiter, 20).unwrap();
+            flights.join(&numbered(1), waiter, 20, 0).unwrap();
         }
         assert_eq!((flights.in_air(), flights.waiting()), (1, 100));
         let reply = Rc::new(of_weight(0));
         assert_eq!(
-            flights.land(leader.flight, reply.clone()),
+            flights.land(leader.flight, reply.clone(), None),
             Some(Landed { key: numbered(1), started: 10, shared: true })
         );
-        assert_eq!(flights.land(leader.flight, reply.clone()), None, "lands once");
+        assert_eq!(flights.land(leader.flight, reply.clone(), None), None, "lands once");
         assert_eq!(flights.in_air(), 0);
         let calls = call_all(&mut flights, 32);
         let mut waiters: Vec<_> = calls.iter().map(|call| call.waiter).collect();
@@ -456,9 +511,9 @@ mod tests {
     #[test]
     fn seats_given_up_are_taken_again() {
         let mut flights = Flights::default();
-        let leader = flights.lead(numbered(1), 1, 0);
+        let leader = flights.lead(numbered(1), 1, 0, 0);
         for round in 0..10_000 {
-            let ticket = flights.join(&numbered(1), 2 + round, 0).unwrap();
+            let ticket = flights.join(&numbered(1), 2 + round, 0, 0).unwrap();
             assert!(flights.leave(ticket, &mut unlimited()));
             assert!(!flights.leave(ticket, &mut unlimited()));
         }
@@ -466,7 +521,7 @@ mod tests {
         assert!(flights.leave(leader, &mut unlimited()));
         assert_eq!((flights.in_air(), flights.waiting()), (1, 0), "a flight outlives its waiters");
         assert_eq!(
-            flights.land(leader.flight, Rc::new(of_weight(0))).map(|landed| landed.shared),
+            flights.land(leader.flight, Rc::new(of_weight(0)), None).map(|landed| landed.shared),
             Some(true),
             "somebody joined"
         );
@@ -476,24 +531,24 @@ mod tests {
     #[test]
     fn a_stale_ticket_is_refused_by_the_next_flight_in_its_place() {
         let mut flights = Flights::default();
-        let old = flights.lead(numbered(1), 1, 0);
-        flights.land(old.flight, Rc::new(of_weight(0)));
+        let old = flights.lead(numbered(1), 1, 0, 0);
+        flights.land(old.flight, Rc::new(of_weight(0)), None);
         assert!(flights.collect(old).is_none(), "not called yet");
         call_all(&mut flights, 1);
         assert!(flights.collect(old).is_some());
-        let new = flights.lead(numbered(2), 2, 0);
+        let new = flights.lead(numbered(2), 2, 0, 0);
         assert_eq!(old.flight.slot, new.flight.slot);
         assert!(!flights.leave(old, &mut unlimited()));
-        assert!(flights.land(old.flight, Rc::new(of_weight(0))).is_none());
+        assert!(flights.land(old.flight, Rc::new(of_weight(0)), None).is_none());
         assert_eq!(flights.waiting(), 1);
     }
 
     #[test]
     fn one_who_leaves_between_batches_is_not_called() {
         let mut flights = Flights::default();
-        let leader = flights.lead(numbered(1), 1, 0);
-        let last = (2..=10).map(|w| flights.join(&numbered(1), w, 0).unwrap()).last().unwrap();
-        flights.land(leader.flight, Rc::new(of_weight(0)));
+        let leader = flights.lead(numbered(1), 1, 0, 0);
+        let last = (2..=10).map(|w| flights.join(&numbered(1), w, 0, 0).unwrap()).last().unwrap();
+        flights.land(leader.flight, Rc::new(of_weight(0)), None);
         let mut calls = Vec::new();
         flights.next_calls(calls_only(4), &mut unlimited(), 0, &mut calls);
         assert!(flights.leave(last, &mut unlimited()));
@@ -503,13 +558,13 @@ mod tests {
     #[test]
     fn a_small_flight_does_not_wait_for_a_large_one() {
         let mut flights = Flights::default();
-        let large = flights.lead(numbered(1), 1, 0);
+        let large = flights.lead(numbered(1), 1, 0, 0);
         for waiter in 2..=1_000 {
-            flights.join(&numbered(1), waiter, 0).unwrap();
+            flights.join(&numbered(1), waiter, 0, 0).unwrap();
         }
-        let small = flights.lead(numbered(2), 2_000, 0);
-        flights.land(large.flight, Rc::new(of_weight(0)));
-        flights.land(small.flight, Rc::new(of_weight(0)));
+        let small = flights.lead(numbered(2), 2_000, 0, 0);
+        flights.land(large.flight, Rc::new(of_weight(0)), None);
+        flights.land(small.flight, Rc::new(of_weight(0)), None);
         let mut calls = Vec::new();
         flights.next_calls(calls_only(32), &mut unlimited(), 0, &mut calls);
         assert!(calls.iter().any(|call| call.waiter == 2_000));
@@ -521,9 +576,9 @@ mod tests {
         let reply = Rc::new(of_weight(95));
         let mut budget = Budget::new(250);
         for waiter in 1..=3 {
-            flights.queue(Rc::clone(&reply), waiter, 0);
+            flights.queue(Rc::clone(&reply), By::Cache, waiter, 0, 0);
         }
-        let small = flights.queue(Rc::new(of_weight(0)), 4, 0);
+        let small = flights.queue(Rc::new(of_weight(0)), By::Cache, 4, 0, 0);
         assert!(!flights.next_calls(calls_only(32), &mut budget, 0, &mut calls));
         assert_eq!(calls.iter().map(|call| call.waiter).collect::<Vec<_>>(), [1, 2, 4]);
         let first = calls[0].ticket;
@@ -540,7 +595,7 @@ mod tests {
         let (mut flights, mut calls) = (Flights::default(), Vec::new());
         let reply = Rc::new(of_weight(95));
         for waiter in 1..=3 {
-            flights.queue(Rc::clone(&reply), waiter, 0);
+            flights.queue(Rc::clone(&reply), By::Cache, waiter, 0, 0);
         }
         let mut sizes = Vec::new();
         for bytes in [1, 250] {
@@ -548,5 +603,35 @@ mod tests {
             sizes.push(calls.len());
         }
         assert_eq!(sizes, [1, 2]);
+    }
+
+    #[test]
+    fn a_flight_without_waiters_can_be_joined_and_lands() {
+        let mut flights = Flights::default();
+        let alone = flights.lead_unattended(numbered(1), 0);
+        assert_eq!(flights.in_air_as(alone), Some((numbered(1), 0)));
+        let landed = flights.land(alone, Rc::new(of_weight(0)), None).unwrap();
+        assert!(landed.shared && !flights.has_landed(), "nobody is to be called");
+        let joined = flights.lead_unattended(numbered(1), 0);
+        let ticket = flights.join(&numbered(1), 7, 0, 3).unwrap();
+        flights.land(joined, Rc::new(of_weight(0)), None);
+        let calls = call_all(&mut flights, 9);
+        assert_eq!((calls[0].waiter, calls[0].note, calls[0].leader), (7, 3, false));
+        assert_eq!(flights.collect(ticket).unwrap().by, By::Following);
+    }
+
+    #[test]
+    fn waiters_are_told_how_they_came_by_their_reply() {
+        for (by, leader, follower) in
+            [(None, By::Leading, By::Following), (Some(By::Error), By::Error, By::Error)]
+        {
+            let mut flights = Flights::default();
+            let first = flights.lead(numbered(1), 1, 0, 0);
+            let second = flights.join(&numbered(1), 2, 0, 0).unwrap();
+            flights.land(first.flight, Rc::new(of_weight(0)), by);
+            call_all(&mut flights, 9);
+            assert_eq!(flights.collect(first).unwrap().by, leader);
+            assert_eq!(flights.collect(second).unwrap().by, follower);
+        }
     }
 }

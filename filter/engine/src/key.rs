@@ -7,7 +7,8 @@
 //!
 //! Parts, in order: `:path`, `content-type`, `grpc-encoding`, `grpc-accept-encoding` (a reply
 //! compressed for one caller must not reach one that cannot read it), then for each key header its
-//! name and **all** its values in order, then the body.
+//! name and **all** its values in order, then the body. Of plain HTTP requests the first parts are another version tag,
+//! the method, `:scheme`, `:authority`, `:path` and the headers by which a server negotiates (RFC 9110, section 12.5).
 
 use crate::memo::Memo;
 use crate::pairs::{Pairs, same};
@@ -16,8 +17,23 @@ use sha2::{Digest, Sha256};
 /// Changes whenever the material's layout does.
 const VERSION: &[u8] = b"collapser/1";
 
+/// The same for plain HTTP. No gRPC key begins like this, since its path begins with a slash.
+const HTTP_VERSION: &[u8] = b"collapser/http/1";
+
 /// Headers that are in every key.
 const FIXED: [&[u8]; 4] = [b":path", b"content-type", b"grpc-encoding", b"grpc-accept-encoding"];
+
+/// Headers that are in every key of a plain HTTP request.
+const HTTP_FIXED: [&[u8]; 8] = [
+    b":scheme",
+    b":authority",
+    b":path",
+    b"accept",
+    b"accept-charset",
+    b"accept-encoding",
+    b"accept-language",
+    b"content-type",
+];
 
 /// A SHA-256 key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,13 +92,13 @@ fn put_part(sink: &mut impl Sink, part: &[u8]) {
 
 /// Which of the names are there, a bit each. Most are not, and need not be looked for again. Beyond 64 names, what is not
 /// known to be absent counts as there.
-fn present(headers: Pairs<'_>, key_headers: &[String]) -> u64 {
+fn present(headers: Pairs<'_>, fixed_names: &[&[u8]], key_headers: &[String]) -> u64 {
     let mut present = 0;
     for (header, _) in headers.iter() {
-        let fixed = FIXED.iter().position(|name| same(name, header));
+        let fixed = fixed_names.iter().position(|name| same(name, header));
         let at = fixed.or_else(|| {
             let at = key_headers.iter().position(|name| same(name.as_bytes(), header));
-            at.map(|at| at + FIXED.len())
+            at.map(|at| at + fixed_names.len())
         });
         present |= at.map_or(0, |at| 1_u64.checked_shl(at as u32).unwrap_or(0));
     }
@@ -108,18 +124,41 @@ pub fn material(sink: &mut impl Sink, headers: Pairs<'_>, body: &[u8], key_heade
 
 /// All of the material but the body itself, which comes last.
 fn put_head(sink: &mut impl Sink, headers: Pairs<'_>, body_len: usize, key_headers: &[String]) {
-    let present = present(headers, key_headers);
-    let is_there = |at: usize| at >= 64 || present & 1 << at != 0;
     put_part(sink, VERSION);
-    for (at, name) in FIXED.into_iter().enumerate() {
+    put_headers(sink, headers, FIXED, key_headers);
+    put_len(sink, body_len);
+}
+
+/// The same for a plain HTTP request, as if its method were `method`.
+fn put_http_head(
+    sink: &mut impl Sink,
+    method: &[u8],
+    headers: Pairs<'_>,
+    body_len: usize,
+    key_headers: &[String],
+) {
+    put_part(sink, HTTP_VERSION);
+    put_part(sink, method);
+    put_headers(sink, headers, HTTP_FIXED, key_headers);
+    put_len(sink, body_len);
+}
+
+fn put_headers<const N: usize>(
+    sink: &mut impl Sink,
+    headers: Pairs<'_>,
+    fixed: [&[u8]; N],
+    key_headers: &[String],
+) {
+    let present = present(headers, &fixed, key_headers);
+    let is_there = |at: usize| at >= 64 || present & 1 << at != 0;
+    for (at, name) in fixed.into_iter().enumerate() {
         put_header(sink, headers, name, is_there(at));
     }
     put_len(sink, key_headers.len());
-    for (at, name) in (FIXED.len()..).zip(key_headers) {
+    for (at, name) in (N..).zip(key_headers) {
         put_part(sink, name.as_bytes());
         put_header(sink, headers, name.as_bytes(), is_there(at));
     }
-    put_len(sink, body_len);
 }
 
 /// The key of a request.
@@ -165,6 +204,22 @@ impl Keyer {
     /// The key of a request, which is always that of [`derive()`].
     pub fn key(&mut self, headers: Pairs<'_>, body: &[u8]) -> Key {
         self.put_head(headers, body);
+        self.key_of_head(body)
+    }
+
+    /// The key of a plain HTTP request, as if its method were `method`.
+    pub fn http_key(&mut self, method: &[u8], headers: Pairs<'_>, body: &[u8]) -> Key {
+        self.head.clear();
+        put_http_head(&mut self.head, method, headers, body.len(), &self.key_headers);
+        self.key_of_head(body)
+    }
+
+    /// Whether a header is in the key of each plain HTTP request.
+    pub fn has_in_http(&self, name: &[u8]) -> bool {
+        HTTP_FIXED.contains(&name) || self.key_headers.iter().any(|header| header.as_bytes() == name)
+    }
+
+    fn key_of_head(&mut self, body: &[u8]) -> Key {
         let head = &self.head;
         self.memo.key(head, body, || {
             let mut hash = Sha256::new();
@@ -275,6 +330,38 @@ pub(crate) mod tests {
                 Ok(())
             })
             .unwrap();
+    }
+
+    #[test]
+    fn each_part_of_an_http_request_counts_and_nothing_else_does() {
+        let all = [
+            (":scheme", "https"),
+            (":authority", "shop"),
+            (":path", "/a?b"),
+            ("accept", "text/html"),
+            ("accept-encoding", "gzip"),
+            ("accept-language", "de"),
+            ("x", "1"),
+        ];
+        let mut keyer = Keyer::new(vec!["x".to_string()]);
+        let mut of = |method: &str, pairs: &[(&str, &str)], body: &[u8]| {
+            keyer.http_key(method.as_bytes(), Pairs::parse(&crate::pairs::block(pairs)).unwrap(), body)
+        };
+        let mut keys = std::collections::HashSet::from([of("GET", &all, b""), of("HEAD", &all, b"")]);
+        keys.insert(of("GET", &all, b"a"));
+        for at in 0..all.len() {
+            let mut changed = all;
+            changed[at].1 = "other";
+            keys.insert(of("GET", &changed, b""));
+            changed[at].0 = "y";
+            keys.insert(of("GET", &changed, b""));
+        }
+        assert_eq!(keys.len(), 3 + 2 * all.len());
+        let mut more = all.to_vec();
+        more.extend([(":method", "HEAD"), ("user-agent", "u"), ("if-none-match", "*")]);
+        assert_eq!(of("GET", &all, b""), of("GET", &more, b""));
+        let grpc = key(&all, b"", &["x"]);
+        assert!(!keys.contains(&grpc));
     }
 
     fn key(pairs: &[(&str, &str)], body: &[u8], names: &[&str]) -> Key {

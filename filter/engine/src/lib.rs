@@ -26,14 +26,18 @@ pub mod grace;
 pub mod grpc;
 pub mod key;
 pub mod lease;
+pub mod life;
 pub mod memo;
 pub mod methods;
 pub mod outbound;
 pub mod pairs;
+pub mod random;
 pub mod reply;
 pub mod settings;
 pub mod sightings;
 pub mod table;
+pub mod unshareable;
+pub mod variants;
 mod wire;
 
 /// A point in time, in nanoseconds of some monotonic clock. The engine only ever compares and

@@ -2,10 +2,13 @@
 //!
 //! Recording is where whatever the upstream sent becomes something that a gRPC caller can be
 //! given: hop-by-hop headers go, a response that is no gRPC becomes a gRPC error, a response
-//! without a status gets one. Replaying then copies nothing inside the filter.
+//! without a status gets one. A plain HTTP caller is given what came, an `age` and a `content-length` aside, which are
+//! the answer's own. Replaying then copies nothing inside the filter.
 
 use crate::framing::{self, Framing};
 use crate::grpc::{self, Code};
+use crate::key::Key;
+use crate::life::Life;
 use crate::pairs::{Pairs, PairsBuilder};
 use crate::wire::{self, Reader};
 
@@ -35,16 +38,42 @@ pub enum Shape {
     TrailersOnly,
     /// Headers, perhaps a body, and trailers with the status.
     Full,
+    /// Plain HTTP: headers, perhaps a body, perhaps trailers.
+    Http,
 }
 
-/// What an encoded reply has besides headers, body and trailers, in bytes: flags, code and three lengths.
-const ENCODED_HEAD: usize = 1 + 4 + 3 * 4;
+/// Who may be given a reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Share {
+    /// Whoever asks the same.
+    #[default]
+    Anyone,
+    /// Whoever's request has this key, which holds headers that the reply's `vary` names too.
+    Variant(Key),
+    /// The one who made the call. Everybody else makes their own.
+    Leader,
+    /// Nobody here: the one who made the call is at another worker.
+    Nobody,
+}
+
+/// What an encoded reply has besides headers, body, trailers and a variant's key, in bytes: flags, code, life and three
+/// lengths.
+const ENCODED_HEAD: usize = 1 + 4 + Life::ENCODED + 3 * 4;
 
 /// Flag of an encoded reply: its shape is [`Shape::Full`].
 const FULL: u8 = 1;
 
 /// Flag of an encoded reply: it is [`Reply::streamed`].
 const STREAMED: u8 = 2;
+
+/// Flag of an encoded reply: its shape is [`Shape::Http`].
+const HTTP: u8 = 4;
+
+/// Flag of an encoded reply: it is a variant, whose key follows.
+const VARIANT: u8 = 8;
+
+/// Flag of an encoded reply: it is for nobody here.
+const NOBODY: u8 = 16;
 
 /// A reply as it is replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,10 +86,16 @@ pub struct Reply {
     pub trailers: Box<[u8]>,
     /// Whether there is a body and trailers to replay.
     pub shape: Shape,
-    /// The gRPC status.
+    /// The gRPC status; of a plain HTTP reply, that which a gRPC client would make of it, and OK up to status 399.
     pub code: Code,
+    /// The HTTP status.
+    pub status: u16,
     /// Whether the body held more than one message, which tells that the method streams.
     pub streamed: bool,
+    /// Who may be given it.
+    pub share: Share,
+    /// Until when.
+    pub life: Life,
 }
 
 impl Reply {
@@ -69,13 +104,73 @@ impl Reply {
         let mut headers = PairsBuilder::default();
         headers.push(b":status", b"200").push(b"content-type", b"application/grpc");
         push_status(&mut headers, code, message);
+        Self::without_body(headers.build(), code)
+    }
+
+    fn without_body(headers: Box<[u8]>, code: Code) -> Self {
         Self {
-            headers: headers.build(),
+            headers,
             body: Vec::new(),
             trailers: Box::default(),
             shape: Shape::TrailersOnly,
             code,
+            status: 200,
             streamed: false,
+            share: Share::Anyone,
+            life: Life::default(),
+        }
+    }
+
+    /// A plain HTTP failure that the filter itself reports.
+    pub fn http_failure(status: u16, message: &str) -> Self {
+        let mut headers = PairsBuilder::default();
+        headers.push(b":status", status.to_string().as_bytes()).push(b"content-type", b"text/plain");
+        headers.push(b"cache-control", b"no-store");
+        Self::http(headers, status, message.as_bytes().to_vec(), Box::default(), true)
+    }
+
+    /// Word for another worker that a reply is not for those who wait there.
+    pub fn for_nobody() -> Self {
+        Self { share: Share::Nobody, ..Self::without_body(Box::default(), Code::OK) }
+    }
+
+    /// Records an upstream response to a plain HTTP request: header blocks as the host hands them out, and the body.
+    /// `to_head` says that HEAD was asked, whose answer tells the length of a body that it does not have.
+    pub fn record_http(headers: &[u8], body: Vec<u8>, trailers: &[u8], to_head: bool) -> Self {
+        let (Some(headers), Some(trailers)) = (Pairs::parse(headers), Pairs::parse(trailers)) else {
+            return Self::http_failure(502, "collapser: unreadable headers in the upstream's response\n");
+        };
+        let Some(status) = http_status(headers) else { return Self::http_failure(502, ABORTED) };
+        let mut kept = PairsBuilder::with_capacity(headers.len() + 1);
+        let named = |name: &[u8]| connection_names(headers).any(|named| named.eq_ignore_ascii_case(name));
+        // Its age is told anew to each who is given it.
+        let stays = |name: &[u8]| !is_hop_by_hop(name) && name != b"age" && !named(name);
+        headers.iter().filter(|(name, _)| stays(name)).for_each(|(name, value)| {
+            kept.push(name, value);
+        });
+        let length = headers.first(b"content-length").filter(|_| to_head);
+        length.into_iter().for_each(|length| {
+            kept.push(b"content-length", length);
+        });
+        Self::http(kept, status, body, endtoend(trailers).build(), !to_head)
+    }
+
+    fn http(mut headers: PairsBuilder, status: u16, body: Vec<u8>, trailers: Box<[u8]>, has_body: bool) -> Self {
+        let is_empty = Pairs::parse(&trailers).is_none_or(|trailers| trailers.len() == 0);
+        // A length and trailers do not go together in HTTP/1.
+        if has_body && is_empty && !matches!(status, 100..=199 | 204 | 304) {
+            headers.push(b"content-length", body.len().to_string().as_bytes());
+        }
+        Self {
+            headers: headers.build(),
+            body,
+            trailers: if is_empty { Box::default() } else { trailers },
+            shape: Shape::Http,
+            code: code_of(status),
+            status,
+            streamed: false,
+            share: Share::Anyone,
+            life: Life::default(),
         }
     }
 
@@ -111,7 +206,10 @@ impl Reply {
             trailers: endtoend(trailers).build(),
             shape: Shape::Full,
             code,
+            status: 200,
             streamed: framing == Framing::More,
+            share: Share::Anyone,
+            life: Life::default(),
         }
     }
 
@@ -120,14 +218,7 @@ impl Reply {
         trailers.iter().filter(|(name, _)| !is_hop_by_hop(name)).for_each(|(n, v)| {
             all.push(n, v);
         });
-        Self {
-            headers: all.build(),
-            body: Vec::new(),
-            trailers: Box::default(),
-            shape: Shape::TrailersOnly,
-            code,
-            streamed: false,
-        }
+        Self::without_body(all.build(), code)
     }
 
     /// Whether the call succeeded.
@@ -138,6 +229,9 @@ impl Reply {
     /// Whether this is Envoy's own word that its timer for the call ran out. An upstream that is an Envoy may say the
     /// same of a call of its own.
     pub fn is_envoys_timeout(&self) -> bool {
+        if self.shape == Shape::Http {
+            return self.status == 504 && self.body == b"upstream request timeout";
+        }
         let message = Pairs::parse(&self.headers).and_then(|headers| headers.first(b"grpc-message"));
         self.code == Code::UNAVAILABLE && message == Some(b"upstream request timeout")
     }
@@ -145,7 +239,20 @@ impl Reply {
     /// Whether Envoy takes this reply while the request is being read. FACT: it then drops the
     /// trailers of a reply without a message (seen with 1.36.4, gone in 1.40.0).
     pub fn can_answer_at_once(&self) -> bool {
-        self.shape == Shape::TrailersOnly || !self.body.is_empty()
+        self.shape != Shape::Full || !self.body.is_empty()
+    }
+
+    /// The headers, with more of them behind.
+    pub fn headers_with(&self, more: &[(&str, &str)]) -> Box<[u8]> {
+        let Some(headers) = Pairs::parse(&self.headers) else { return self.headers.clone() };
+        let mut all = PairsBuilder::with_capacity(headers.len() + more.len());
+        headers.iter().for_each(|(name, value)| {
+            all.push(name, value);
+        });
+        more.iter().for_each(|(name, value)| {
+            all.push(name.as_bytes(), value.as_bytes());
+        });
+        all.build()
     }
 
     /// The bytes that keeping this reply takes.
@@ -155,30 +262,64 @@ impl Reply {
 
     /// The bytes that [`Self::encode`] writes.
     pub fn encoded_len(&self) -> usize {
-        ENCODED_HEAD + self.headers.len() + self.body.len() + self.trailers.len()
+        let variant = if matches!(self.share, Share::Variant(_)) { 32 } else { 0 };
+        ENCODED_HEAD + variant + self.headers.len() + self.body.len() + self.trailers.len()
     }
 
-    /// Writes the reply for other workers behind what is in `out`, which grows once at most.
+    /// Writes the reply for other workers behind what is in `out`, which grows once at most. What is for the leader
+    /// alone becomes what is for nobody.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(self.encoded_len());
-        let full = if self.shape == Shape::Full { FULL } else { 0 };
-        out.push(full | if self.streamed { STREAMED } else { 0 });
-        out.extend_from_slice(&self.code.0.to_le_bytes());
+        out.push(self.flags());
+        let number = if self.shape == Shape::Http { u32::from(self.status) } else { self.code.0 };
+        out.extend_from_slice(&number.to_le_bytes());
+        self.life.encode(out);
+        if let Share::Variant(key) = self.share {
+            out.extend_from_slice(&key.0);
+        }
         wire::put_bytes(out, &self.headers);
         wire::put_bytes(out, &self.trailers);
         wire::put_bytes(out, &self.body);
     }
 
+    fn flags(&self) -> u8 {
+        let shape = match self.shape {
+            Shape::TrailersOnly => 0,
+            Shape::Full => FULL,
+            Shape::Http => HTTP,
+        };
+        let share = match self.share {
+            Share::Anyone => 0,
+            Share::Variant(_) => VARIANT,
+            Share::Leader | Share::Nobody => NOBODY,
+        };
+        shape | share | if self.streamed { STREAMED } else { 0 }
+    }
+
     /// Reads what [`Self::encode`] wrote and nothing else: whatever is read here can be replayed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
-        let flags = reader.u8().filter(|flags| flags & !(FULL | STREAMED) == 0)?;
-        let code = Code(reader.u32()?);
+        let flags = reader.u8()?;
+        let number = reader.u32()?;
+        let life = Life::decode(&mut reader)?;
+        let share = match flags & (VARIANT | NOBODY) {
+            0 => Share::Anyone,
+            VARIANT => Share::Variant(Key(reader.array()?)),
+            NOBODY => Share::Nobody,
+            _ => return None,
+        };
+        let (shape, status) = match flags & (FULL | HTTP) {
+            0 => (Shape::TrailersOnly, 200),
+            FULL => (Shape::Full, 200),
+            HTTP => (Shape::Http, u16::try_from(number).ok()?),
+            _ => return None,
+        };
+        let code = if shape == Shape::Http { code_of(status) } else { Code(number) };
         let (headers, trailers, body) = (reader.bytes()?, reader.bytes()?, reader.bytes()?);
-        let shape = if flags & FULL == 0 { Shape::TrailersOnly } else { Shape::Full };
-        let fits = shape == Shape::Full || (trailers.is_empty() && body.is_empty());
-        if !fits || !reader.is_empty() || Pairs::parse(headers).is_none() || Pairs::parse(trailers).is_none()
-        {
+        let fits = shape != Shape::TrailersOnly || (trailers.is_empty() && body.is_empty());
+        let is_known = flags & !(FULL | STREAMED | HTTP | VARIANT | NOBODY) == 0;
+        let is_readable = Pairs::parse(headers).is_some() && Pairs::parse(trailers).is_some();
+        if !fits || !is_known || !is_readable || !reader.is_empty() {
             return None;
         }
         Some(Self {
@@ -187,20 +328,33 @@ impl Reply {
             trailers: trailers.into(),
             shape,
             code,
+            status,
             streamed: flags & STREAMED != 0,
+            share,
+            life,
         })
     }
 }
+
+/// What a gRPC client would make of an HTTP status; anything up to 399 is no failure.
+fn code_of(status: u16) -> Code {
+    if status < 400 { Code::OK } else { Code::from_http(u32::from(status)) }
+}
+
+fn http_status(headers: Pairs<'_>) -> Option<u16> {
+    let status = std::str::from_utf8(headers.first(b":status")?).ok()?.parse().ok()?;
+    (100..=999).contains(&status).then_some(status)
+}
+
+/// What callers are told when Envoy says of a call only that it is over.
+const ABORTED: &str = "collapser: the upstream call was aborted: its connection broke, or its reply is larger than Envoy takes (32 MiB)";
 
 /// The gRPC error for a response that is no gRPC response at all, as a gRPC client would report it
 /// (gRPC "HTTP to gRPC Status Code Mapping").
 fn unusable(headers: Pairs<'_>) -> Option<Reply> {
     let status = headers.first(b":status").and_then(|v| std::str::from_utf8(v).ok()?.parse::<u32>().ok());
     let Some(status) = status else {
-        return Some(Reply::failure(
-            Code::UNAVAILABLE,
-            "collapser: the upstream call was aborted: its connection broke, or its reply is larger than Envoy takes (32 MiB)",
-        ));
+        return Some(Reply::failure(Code::UNAVAILABLE, ABORTED));
     };
     let content_type = headers.first(b"content-type").unwrap_or_default();
     let is_grpc = grpc::is_grpc_content_type(content_type);
@@ -222,6 +376,11 @@ fn push_status(headers: &mut PairsBuilder, code: Code, message: &str) {
 
 fn is_hop_by_hop(name: &[u8]) -> bool {
     HOP_BY_HOP.contains(&name)
+}
+
+/// The headers that are this hop's by its own word (RFC 9110, section 7.6.1).
+fn connection_names(headers: Pairs<'_>) -> impl Iterator<Item = &[u8]> {
+    headers.all(b"connection").flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
 fn endtoend(pairs: Pairs<'_>) -> PairsBuilder {
@@ -371,7 +530,8 @@ pub(crate) mod tests {
             |(headers, trailers, body, (full, code, streamed))| {
                 let (shape, code) = (if full { Shape::Full } else { Shape::TrailersOnly }, Code(code));
                 let (body, trailers) = if full { (body, trailers) } else { Default::default() };
-                Reply { headers, body, trailers, shape, code, streamed }
+                let (share, life, status) = (Share::Anyone, Life::default(), 200);
+                Reply { headers, body, trailers, shape, code, status, streamed, share, life }
             },
         )
     }

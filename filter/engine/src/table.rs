@@ -2,14 +2,60 @@
 
 use crate::budget::{Budget, Charged};
 use crate::cache::{Cache, Inserted};
-use crate::flights::{Call, Collected, FlightId, Flights, Landed, Portion, Ticket};
-use crate::grpc::Code;
+use crate::flights::{By, Call, Collected, FlightId, Flights, Landed, Portion, Ticket};
 use crate::key::Key;
-use crate::reply::Reply;
+use crate::life::{Life, Terms};
+use crate::random::Random;
+use crate::reply::{Reply, Share};
 use crate::settings::Settings;
 use crate::sightings::{Sighting, Sightings};
+use crate::unshareable::Unshareable;
 use crate::{Nanos, Waiter, nanos};
 use std::rc::Rc;
+
+/// After a flight has failed for a key of which there is a reply, the next one begins no sooner than this.
+pub const RETRY: Nanos = 1_000_000_000;
+
+/// What one who arrives asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// The key of the request.
+    pub key: Key,
+    /// What is to be remembered for it, see [`Call::note`].
+    pub note: u8,
+    /// How eager one is to refresh what is about to expire: the beta of XFetch (Vattani, Chierichetti and Lowenstein, "Optimal
+    /// Probabilistic Cache Stampede Prevention", VLDB 2015); 0 is never.
+    pub early_refresh: f64,
+    /// Whether a flight's reply is wanted, not one that is there (`no-cache`; RFC 9111, section 5.2.1.4).
+    pub anew: bool,
+    /// The greatest age that a reply may have (`max-age`; RFC 9111, section 5.2.1.1).
+    pub max_age: Option<Nanos>,
+    /// For how long a reply must still be fresh (`min-fresh`; RFC 9111, section 5.2.1.3).
+    pub min_fresh: Nanos,
+    /// Whether nothing but a reply that is there is wanted (RFC 9111, section 5.2.1.7).
+    pub only_if_cached: bool,
+}
+
+impl Ask {
+    /// Asks for any reply that is good for `key`.
+    pub fn new(key: Key) -> Self {
+        Self {
+            key,
+            note: 0,
+            early_refresh: 0.0,
+            anew: false,
+            max_age: None,
+            min_fresh: 0,
+            only_if_cached: false,
+        }
+    }
+
+    /// Whether a reply suits the one who asks, provided that it may be given at all.
+    fn accepts(&self, life: &Life, now: Nanos) -> bool {
+        let is_young = self.max_age.is_none_or(|most| life.age_at(now) <= most);
+        is_young && (self.min_fresh == 0 || now.saturating_add(self.min_fresh) <= life.fresh)
+    }
+}
 
 /// What the one who arrives with a request does next.
 #[derive(Debug)]
@@ -24,6 +70,19 @@ pub enum Outcome {
     Leads(Ticket),
     /// Go away with RESOURCE_EXHAUSTED: as many wait as may.
     Full,
+    /// Go upstream alone: the key's last reply was for its caller only.
+    Unshareable,
+    /// Go away with nothing: there is no reply, and a flight is not wanted.
+    Missing,
+}
+
+/// What comes of an arrival.
+#[derive(Debug)]
+pub struct Arrival {
+    /// For the one who arrives.
+    pub outcome: Outcome,
+    /// A flight to be started for those who come later, for which nobody waits.
+    pub refresh: Option<FlightId>,
 }
 
 /// What came of a landing.
@@ -31,13 +90,13 @@ pub enum Outcome {
 pub struct Landing {
     /// The flight's key.
     pub key: Key,
-    /// The reply.
+    /// What its waiters are given.
     pub reply: Rc<Reply>,
-    /// Until when it may be given to those who come later; not after now if to nobody.
+    /// Until when that may be given at other workers to those who come later; not after now if to nobody.
     pub expires: Nanos,
     /// When the flight began.
     pub started: Nanos,
-    /// Whether more than one waited for it at a time.
+    /// Whether more than one waited for it at a time, or it was for those who come later.
     pub shared: bool,
     /// Replies evicted to keep this one.
     pub evicted: usize,
@@ -49,12 +108,13 @@ pub struct Table {
     cache: Cache,
     flights: Flights,
     sightings: Sightings,
+    unshareable: Unshareable,
     budget: Budget,
+    random: Random,
     /// Whether those who wait to be called wait for room.
     blocked: bool,
-    ttl: Nanos,
     timeout: Nanos,
-    cache_errors: bool,
+    unshareable_for: Nanos,
     max_response_bytes: usize,
     max_waiters: usize,
 }
@@ -66,35 +126,96 @@ impl Table {
             cache: Cache::new(settings.max_cache_entries, settings.max_cache_bytes),
             flights: Flights::default(),
             sightings: Sightings::default(),
+            unshareable: Unshareable::default(),
             budget: Budget::new(settings.max_fanout_bytes),
+            random: Random::seeded(),
             blocked: false,
-            ttl: nanos(settings.cache_duration),
             timeout: nanos(settings.backend_timeout),
-            cache_errors: settings.cache_errors,
+            unshareable_for: nanos(settings.unshareable_for()),
             max_response_bytes: settings.max_response_bytes,
             max_waiters: settings.max_waiters,
         }
     }
 
-    /// A request for `key` has arrived whole.
-    pub fn arrive(&mut self, key: Key, waiter: Waiter, now: Nanos) -> Outcome {
-        let cached = self.cache.get(&key, now).map(Rc::clone);
-        if let Some(reply) = &cached
-            && reply.can_answer_at_once()
+    /// A request has arrived whole.
+    pub fn arrive(&mut self, ask: &Ask, waiter: Waiter, now: Nanos) -> Arrival {
+        let Some((reply, by, refresh)) = self.look_up(ask, now) else {
+            return Arrival { outcome: self.wait(ask, waiter, now), refresh: None };
+        };
+        let refresh = refresh.then(|| self.flights.lead_unattended(ask.key, now));
+        let outcome = if reply.can_answer_at_once()
             && let Some(charged) = self.budget.take(reply.body.len(), now)
         {
-            return Outcome::Hit(Collected { reply: Rc::clone(reply), charged });
+            Outcome::Hit(Collected { reply, charged, by })
+        } else if self.flights.waiting() >= self.max_waiters {
+            Outcome::Full
+        } else {
+            Outcome::Queued(self.flights.queue(reply, by, waiter, now, ask.note))
+        };
+        Arrival { outcome, refresh }
+    }
+
+    /// A waiter whose reply turned out to be another's arrives once more, with another key. If there is a reply for it, it
+    /// is called in its turn.
+    pub fn arrive_again(&mut self, ask: &Ask, waiter: Waiter, now: Nanos) -> Outcome {
+        match self.look_up(&Ask { early_refresh: 0.0, ..*ask }, now) {
+            Some((reply, by, _)) => {
+                Outcome::Queued(self.flights.queue(reply, by, waiter, now, ask.note))
+            }
+            None => self.wait(ask, waiter, now),
+        }
+    }
+
+    /// There is no reply for a request.
+    fn wait(&mut self, ask: &Ask, waiter: Waiter, now: Nanos) -> Outcome {
+        if ask.only_if_cached {
+            return Outcome::Missing;
+        }
+        if self.unshareable.knows(&ask.key, now) {
+            return Outcome::Unshareable;
         }
         if self.flights.waiting() >= self.max_waiters {
             return Outcome::Full;
         }
-        if let Some(reply) = cached {
-            return Outcome::Queued(self.flights.queue(reply, waiter, now));
-        }
-        match self.flights.join(&key, waiter, now) {
+        match self.flights.join(&ask.key, waiter, now, ask.note) {
             Some(ticket) => Outcome::Joined(ticket),
-            None => Outcome::Leads(self.flights.lead(key, waiter, now)),
+            None => Outcome::Leads(self.flights.lead(ask.key, waiter, now, ask.note)),
         }
+    }
+
+    /// The reply that is there for a request, how it comes to be given, and whether it is time to get another one.
+    fn look_up(&mut self, ask: &Ask, now: Nanos) -> Option<(Rc<Reply>, By, bool)> {
+        if ask.anew {
+            return None;
+        }
+        let found = self.cache.get(&ask.key, now)?;
+        let (life, retry) = (found.reply.life, found.retry);
+        let by = if now < life.fresh {
+            By::Cache
+        } else if now < life.revalidate {
+            By::Revalidate
+        } else if now < retry && now < life.error {
+            By::Error
+        } else {
+            return None;
+        };
+        if !ask.accepts(&life, now) {
+            return None;
+        }
+        let reply = Rc::clone(found.reply);
+        let is_time = match by {
+            By::Cache => ask.early_refresh > 0.0 && self.is_time_to_refresh(&life, ask.early_refresh, now),
+            _ => by == By::Revalidate,
+        };
+        let refresh = is_time && now >= retry && !self.flights.is_in_air(&ask.key);
+        Some((reply, by, refresh))
+    }
+
+    /// XFetch: each who asks refreshes the reply with a chance that grows as it nears its end, and the earlier the longer
+    /// its call takes. So one of many does, just in time.
+    fn is_time_to_refresh(&mut self, life: &Life, eagerness: f64, now: Nanos) -> bool {
+        let ahead = life.took as f64 * eagerness * -self.random.unit().ln();
+        now as f64 + ahead >= life.fresh as f64
     }
 
     /// A request may pass instead of arriving if there is nothing to share: no reply, no flight, and no other with its
@@ -110,42 +231,86 @@ impl Table {
         self.sightings.first(tag, now, now.saturating_add(self.timeout))
     }
 
-    /// A request that passed has its answer.
-    pub fn passed(&mut self, sighting: Sighting, now: Nanos) {
-        self.sightings.ended(sighting, now.saturating_add(self.ttl));
+    /// A request that passed has its answer, which could have been shared for `ttl`.
+    pub fn passed(&mut self, sighting: Sighting, ttl: Nanos, now: Nanos) {
+        self.sightings.ended(sighting, now.saturating_add(ttl));
     }
 
-    /// The flight's reply has come. It is cached for the TTL if it may be. `None` if the flight is
-    /// not in the air.
-    pub fn land(&mut self, flight: FlightId, reply: Reply, now: Nanos) -> Option<Landing> {
-        let ttl = if self.cacheable(&reply) { self.ttl } else { 0 };
-        self.land_until(flight, reply, now, now.saturating_add(ttl))
+    /// The flight's reply has come, to be kept on these terms if it is not too large. If it counts as a failure, its
+    /// waiters are given what is left of an earlier one, as far as that may stand in. `None` if the flight is not in
+    /// the air.
+    pub fn land(
+        &mut self,
+        flight: FlightId,
+        mut reply: Reply,
+        terms: Terms,
+        failed: bool,
+        now: Nanos,
+    ) -> Option<Landing> {
+        let (_, started) = self.flights.in_air_as(flight)?;
+        let is_kept = reply.body.len() <= self.max_response_bytes;
+        let terms = if is_kept { terms } else { Terms { ttl: 0, ..terms } };
+        reply.life = Life::new(terms, now.saturating_sub(started), now);
+        self.land_as_it_is(flight, reply, failed, now)
     }
 
-    /// The same with a reply that another worker has got, which is fresh until `expires`.
-    pub fn land_until(
+    /// The same with a reply whose life has been settled, by another worker.
+    pub fn land_as_it_is(
         &mut self,
         flight: FlightId,
         reply: Reply,
+        failed: bool,
         now: Nanos,
-        expires: Nanos,
     ) -> Option<Landing> {
         self.blocked = false;
-        let reply = Rc::new(reply);
-        let Landed { key, started, shared } = self.flights.land(flight, Rc::clone(&reply))?;
-        let mut evicted = 0;
-        if expires > now
-            && let Inserted::Kept { evicted: others } = self.cache.insert(key, Rc::clone(&reply), expires)
-        {
-            evicted = others;
+        let (key, started) = self.flights.in_air_as(flight)?;
+        let life = reply.life;
+        if let Some((reply, by)) = self.stand_in(&key, failed, now) {
+            let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), Some(by))?;
+            return Some(Landing { key, reply, expires: now, started, shared, evicted: 0 });
         }
+        // Another worker has had something stand in.
+        let is_stand_in = life.landed < started && life.fresh <= now;
+        let reply = Rc::new(reply);
+        let by = is_stand_in.then_some(By::Error);
+        let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), by)?;
+        let evicted = self.keep(&key, &reply, failed, now);
+        let expires = if reply.share == Share::Anyone { life.fresh } else { now };
         Some(Landing { key, reply, expires, started, shared, evicted })
     }
 
-    fn cacheable(&self, reply: &Reply) -> bool {
-        self.ttl > 0
-            && (reply.code == Code::OK || self.cache_errors)
-            && reply.body.len() <= self.max_response_bytes
+    /// Keeps a reply for those who come later, or remembers that it is not for them. Returns how many were evicted.
+    fn keep(&mut self, key: &Key, reply: &Rc<Reply>, failed: bool, now: Nanos) -> usize {
+        let key = match reply.share {
+            Share::Anyone => key,
+            Share::Variant(ref key) => key,
+            Share::Leader | Share::Nobody => {
+                // Whoever comes after a failure does well to wait: the next reply may be for all.
+                if !failed {
+                    self.unshareable.remember(key, now.saturating_add(self.unshareable_for));
+                }
+                return 0;
+            }
+        };
+        let kept = reply.life.kept();
+        if kept > now
+            && let Inserted::Kept { evicted } = self.cache.insert(*key, Rc::clone(reply), kept)
+        {
+            return evicted;
+        }
+        0
+    }
+
+    /// What is there in place of a failure.
+    fn stand_in(&mut self, key: &Key, failed: bool, now: Nanos) -> Option<(Rc<Reply>, By)> {
+        if !failed {
+            return None;
+        }
+        let reply = Rc::clone(self.cache.get(key, now)?.reply);
+        self.cache.postpone(key, now.saturating_add(RETRY));
+        let life = reply.life;
+        let by = if now < life.fresh { By::Cache } else { By::Error };
+        (now < life.error).then_some((reply, by))
     }
 
     /// See [`Flights::next_calls`].
@@ -163,6 +328,11 @@ impl Table {
     pub fn passed_on(&mut self, bytes: usize, charged: Charged) -> bool {
         self.budget.give_back(bytes, charged);
         std::mem::take(&mut self.blocked)
+    }
+
+    /// The reply for which a waiter is called. See [`Flights::reply`].
+    pub fn reply(&self, ticket: Ticket) -> Option<&Rc<Reply>> {
+        self.flights.reply(ticket)
     }
 
     /// A called waiter takes its reply. See [`Flights::collect`].
@@ -212,6 +382,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grpc::Code;
     use crate::key::tests::numbered;
     use crate::reply::tests::of_weight;
     use crate::testing::{runner, test};
@@ -219,18 +390,28 @@ mod tests {
     use std::collections::{HashMap, HashSet};
     use std::time::Duration;
 
+    const TTL: Terms = Terms { age: 0, ttl: 100, revalidate: 0, error: 0 };
+    const NONE: Terms = Terms { ttl: 0, ..TTL };
+
     fn table(change: impl FnOnce(&mut Settings)) -> Table {
-        let mut settings =
-            Settings { cache_duration: Duration::from_nanos(100), ..Settings::for_cluster("c") };
+        let mut settings = Settings::for_cluster("c");
         change(&mut settings);
         Table::new(&settings)
     }
 
+    fn failure() -> Reply {
+        Reply::failure(Code::UNAVAILABLE, "")
+    }
+
     fn lead(table: &mut Table, key: u32, waiter: Waiter, now: Nanos) -> Ticket {
-        match table.arrive(numbered(key), waiter, now) {
+        match table.arrive(&Ask::new(numbered(key)), waiter, now).outcome {
             Outcome::Leads(ticket) => ticket,
             other => panic!("{other:?}"),
         }
+    }
+
+    fn arrive(table: &mut Table, key: u32, waiter: Waiter, now: Nanos) -> Outcome {
+        table.arrive(&Ask::new(numbered(key)), waiter, now).outcome
     }
 
     fn portion(calls: usize) -> Portion {
@@ -247,42 +428,218 @@ mod tests {
     fn leads_then_joins_then_hits_then_leads_again() {
         let mut table = table(|_| ());
         let ticket = lead(&mut table, 1, 1, 0);
-        assert!(matches!(table.arrive(numbered(1), 2, 1), Outcome::Joined(_)));
-        let landing = table.land(ticket.flight, of_weight(3), 50).unwrap();
+        assert!(matches!(table.arrive(&Ask::new(numbered(1)), 2, 1).outcome, Outcome::Joined(_)));
+        let landing = table.land(ticket.flight, of_weight(3), TTL, false, 50).unwrap();
         assert_eq!((landing.started, landing.expires, landing.shared), (0, 150, true));
-        assert!(matches!(table.arrive(numbered(1), 3, 149), Outcome::Hit(_)));
-        assert!(matches!(table.arrive(numbered(1), 4, 150), Outcome::Leads(_)));
+        assert!(matches!(table.arrive(&Ask::new(numbered(1)), 3, 149).outcome, Outcome::Hit(_)));
+        assert!(matches!(table.arrive(&Ask::new(numbered(1)), 4, 150).outcome, Outcome::Leads(_)));
         assert_eq!(calls(&mut table).len(), 2);
     }
 
     #[test]
     fn no_ttl_means_no_cache() {
-        let mut table = table(|s| s.cache_duration = Duration::ZERO);
+        let mut table = table(|_| ());
         let ticket = lead(&mut table, 1, 1, 0);
-        table.land(ticket.flight, of_weight(3), 0);
+        table.land(ticket.flight, of_weight(3), NONE, false, 0);
         assert_eq!(table.cached(), 0);
         lead(&mut table, 1, 2, 0);
     }
 
     #[test]
     fn another_workers_reply_is_fresh_for_as_long_as_it_was_there() {
-        for (expires, fresh) in [(60, true), (50, false)] {
+        for (ttl, fresh) in [(10, true), (0, false)] {
             let mut table = table(|_| ());
             let ticket = lead(&mut table, 1, 1, 0);
-            table.land_until(ticket.flight, of_weight(3), 50, expires).unwrap();
-            assert_eq!(matches!(table.arrive(numbered(1), 2, 59), Outcome::Hit(_)), fresh);
-            assert!(!matches!(table.arrive(numbered(1), 3, 60), Outcome::Hit(_)));
+            let reply = Reply { life: Life::new(Terms { ttl, ..TTL }, 5, 50), ..of_weight(3) };
+            table.land_as_it_is(ticket.flight, reply, false, 50).unwrap();
+            assert_eq!(matches!(arrive(&mut table, 1, 2, 59), Outcome::Hit(_)), fresh);
+            assert!(!matches!(arrive(&mut table, 1, 3, 60), Outcome::Hit(_)));
         }
     }
 
     #[test]
-    fn failures_are_cached_only_when_asked() {
-        for asked in [false, true] {
-            let mut table = table(|s| s.cache_errors = asked);
+    fn failures_are_kept_on_the_terms_that_they_come_with() {
+        for terms in [NONE, TTL] {
+            let mut table = table(|_| ());
             let ticket = lead(&mut table, 1, 1, 0);
-            table.land(ticket.flight, Reply::failure(Code::UNAVAILABLE, ""), 0);
-            assert_eq!(matches!(table.arrive(numbered(1), 2, 1), Outcome::Hit(_)), asked);
+            table.land(ticket.flight, failure(), terms, true, 0);
+            assert_eq!(matches!(arrive(&mut table, 1, 2, 1), Outcome::Hit(_)), terms == TTL);
         }
+    }
+
+    const SECOND: Nanos = 1_000_000_000;
+
+    /// A table with a reply for key 1 that is fresh for a second, refreshed for another and stands in for two.
+    fn with_reply() -> Table {
+        let mut table = table(|_| ());
+        let ticket = lead(&mut table, 1, 1, 0);
+        let terms = Terms { ttl: SECOND, revalidate: SECOND, error: 2 * SECOND, age: 0 };
+        table.land(ticket.flight, of_weight(3), terms, false, 0);
+        answer_all(&mut table, 0);
+        table
+    }
+
+    fn answer_all(table: &mut Table, now: Nanos) -> Vec<By> {
+        let mut calls = Vec::new();
+        table.next_calls(portion(usize::MAX), now, &mut calls);
+        calls.iter().map(|call| table.collect(call.ticket).unwrap().by).collect()
+    }
+
+    fn by(outcome: &Outcome) -> Option<By> {
+        match outcome {
+            Outcome::Hit(collected) => Some(collected.by),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_stale_reply_answers_while_one_flight_refreshes_it() {
+        let mut table = with_reply();
+        let ask = Ask::new(numbered(1));
+        let first = table.arrive(&ask, 2, SECOND);
+        assert_eq!(by(&first.outcome), Some(By::Revalidate));
+        let refresh = first.refresh.unwrap();
+        let second = table.arrive(&ask, 3, SECOND);
+        assert_eq!((by(&second.outcome), second.refresh), (Some(By::Revalidate), None));
+        assert_eq!((table.in_air(), table.waiting()), (1, 0));
+        let landing = table.land(refresh, of_weight(4), TTL, false, SECOND + 50).unwrap();
+        assert!(landing.shared);
+        let third = table.arrive(&ask, 4, SECOND + 51);
+        assert_eq!((by(&third.outcome), third.refresh), (Some(By::Cache), None));
+    }
+
+    #[test]
+    fn a_refresh_that_fails_is_not_tried_again_at_once() {
+        let mut table = with_reply();
+        let ask = Ask::new(numbered(1));
+        let refresh = table.arrive(&ask, 2, SECOND).refresh.unwrap();
+        table.land(refresh, failure(), NONE, true, SECOND).unwrap();
+        assert_eq!(table.arrive(&ask, 3, SECOND + RETRY - 1).refresh, None);
+        let later = table.arrive(&ask, 4, SECOND + RETRY);
+        assert!(matches!(later.outcome, Outcome::Leads(_)), "no longer to be refreshed at leisure");
+    }
+
+    #[test]
+    fn a_stale_reply_stands_in_for_a_failure_for_its_time() {
+        let mut table = with_reply();
+        let lead_and_fail = |table: &mut Table, now| {
+            let ticket = lead(table, 1, 2, now);
+            assert!(matches!(arrive(table, 1, 3, now), Outcome::Joined(_)));
+            let landing = table.land(ticket.flight, failure(), NONE, true, now + 5).unwrap();
+            assert!(landing.expires <= now + 5, "nobody else is told that it is fresh");
+            answer_all(table, now + 5)
+        };
+        assert_eq!(lead_and_fail(&mut table, 2 * SECOND), [By::Error; 2]);
+        let soon = table.arrive(&Ask::new(numbered(1)), 4, 2 * SECOND + 6);
+        assert_eq!((by(&soon.outcome), soon.refresh), (Some(By::Error), None), "at once, without a call");
+        assert_eq!(lead_and_fail(&mut table, 3 * SECOND), [By::Leading, By::Following], "too old");
+        assert!(matches!(arrive(&mut table, 1, 5, 3 * SECOND + 6), Outcome::Leads(_)));
+    }
+
+    #[test]
+    fn a_failure_while_the_reply_is_fresh_leaves_it_fresh() {
+        let mut table = with_reply();
+        let anew = Ask { anew: true, ..Ask::new(numbered(1)) };
+        let Outcome::Leads(ticket) = table.arrive(&anew, 2, 10).outcome else { panic!("not anew") };
+        table.land(ticket.flight, failure(), NONE, true, 20);
+        assert_eq!(answer_all(&mut table, 20), [By::Cache]);
+        assert_eq!(by(&arrive(&mut table, 1, 3, 30)), Some(By::Cache));
+    }
+
+    #[test]
+    fn what_counts_as_no_failure_replaces_the_reply() {
+        let mut table = with_reply();
+        let ticket = lead(&mut table, 1, 2, 2 * SECOND);
+        table.land(ticket.flight, failure(), NONE, false, 2 * SECOND);
+        assert_eq!(answer_all(&mut table, 2 * SECOND), [By::Leading]);
+    }
+
+    #[test]
+    fn callers_steer_what_they_are_given() {
+        let ask = Ask::new(numbered(1));
+        let cases = [
+            (Ask { anew: true, ..ask }, 10, false),
+            (Ask { max_age: Some(10), ..ask }, 10, true),
+            (Ask { max_age: Some(10), ..ask }, 11, false),
+            (Ask { min_fresh: SECOND - 10, ..ask }, 10, true),
+            (Ask { min_fresh: SECOND - 10, ..ask }, 11, false),
+            (Ask { min_fresh: 1, ..ask }, SECOND, false),
+            (Ask { max_age: Some(10), ..ask }, SECOND, false),
+            (Ask { only_if_cached: true, ..ask }, 10, true),
+        ];
+        for (ask, now, is_hit) in cases {
+            let outcome = with_reply().arrive(&ask, 2, now).outcome;
+            assert_eq!(by(&outcome).is_some(), is_hit, "{ask:?} at {now}: {outcome:?}");
+        }
+        let nothing = Ask { only_if_cached: true, ..Ask::new(numbered(2)) };
+        assert!(matches!(with_reply().arrive(&nothing, 2, 0).outcome, Outcome::Missing));
+    }
+
+    #[test]
+    fn a_hot_key_is_refreshed_before_its_end_and_a_cold_one_is_not() {
+        let terms = Terms { ttl: SECOND, ..NONE };
+        let mut early = 0;
+        for _ in 0..50 {
+            let mut table = table(|_| ());
+            let ticket = lead(&mut table, 1, 1, 0);
+            let landed = SECOND / 20;
+            table.land(ticket.flight, of_weight(3), terms, false, landed);
+            let ask = Ask { early_refresh: 1.0, ..Ask::new(numbered(1)) };
+            assert_eq!(table.arrive(&Ask::new(numbered(1)), 2, landed + SECOND - 1).refresh, None, "off");
+            // 10,000 ask in each second; the call takes 50 ms.
+            let asks = (0..10_000).map(|nth| landed + nth * SECOND / 10_000);
+            let refreshed = asks.clone().find(|now| table.arrive(&ask, 3, *now).refresh.is_some());
+            let before = refreshed.map_or(0, |now| landed + SECOND - now);
+            early += u32::from(before > SECOND / 20);
+            assert!(before < SECOND * 9 / 10, "far too early: {before}");
+        }
+        assert!(early >= 45, "{early} of 50 began early enough for the call to end in time");
+    }
+
+    #[test]
+    fn one_refresh_at_a_time() {
+        let mut table = with_reply();
+        let ask = Ask { early_refresh: 1e12, ..Ask::new(numbered(1)) };
+        let refreshes = (0..100).filter(|_| table.arrive(&ask, 2, 1).refresh.is_some()).count();
+        // The call took no time at all, so nothing is refreshed early but in its last moment.
+        assert_eq!(refreshes, 0);
+        let refreshes = (0..100).filter(|_| table.arrive(&ask, 2, SECOND + 1).refresh.is_some()).count();
+        assert_eq!(refreshes, 1);
+    }
+
+    #[test]
+    fn a_reply_for_its_caller_alone_is_not_kept_and_remembered_for_a_while() {
+        for share in [Share::Leader, Share::Nobody] {
+            let mut table = table(|_| ());
+            let ticket = lead(&mut table, 1, 1, 0);
+            table.land(ticket.flight, Reply { share, ..of_weight(3) }, TTL, false, 0);
+            answer_all(&mut table, 0);
+            assert_eq!(table.cached(), 0);
+            let last = table.unshareable_for;
+            assert!(matches!(arrive(&mut table, 1, 2, last - 1), Outcome::Unshareable));
+            assert!(matches!(arrive(&mut table, 1, 3, last), Outcome::Leads(_)));
+        }
+    }
+
+    #[test]
+    fn a_variant_is_kept_under_its_own_key() {
+        let mut table = table(|_| ());
+        let ticket = lead(&mut table, 1, 1, 0);
+        let reply = Reply { share: Share::Variant(numbered(2)), ..of_weight(3) };
+        let landing = table.land(ticket.flight, reply, TTL, false, 10).unwrap();
+        assert_eq!(landing.expires, 10, "other workers look for it by a key that it does not have");
+        assert!(matches!(arrive(&mut table, 2, 2, 11), Outcome::Hit(_)));
+        assert!(matches!(arrive(&mut table, 1, 3, 11), Outcome::Leads(_)));
+    }
+
+    #[test]
+    fn who_arrives_again_waits_for_its_turn_even_if_the_reply_is_there() {
+        let mut table = with_reply();
+        let ask = Ask { note: 9, ..Ask::new(numbered(1)) };
+        assert!(matches!(table.arrive_again(&ask, 2, 1), Outcome::Queued(_)));
+        assert_eq!(calls(&mut table)[0].note, 9);
+        assert!(matches!(table.arrive_again(&Ask::new(numbered(2)), 3, 1), Outcome::Leads(_)));
+        assert!(matches!(table.arrive_again(&Ask::new(numbered(2)), 4, 1), Outcome::Joined(_)));
     }
 
     #[test]
@@ -290,7 +647,7 @@ mod tests {
         for (payload, cached) in [(5, 1), (6, 0)] {
             let mut table = table(|s| s.max_response_bytes = 10);
             let ticket = lead(&mut table, 1, 1, 0);
-            table.land(ticket.flight, of_weight(payload), 0);
+            table.land(ticket.flight, of_weight(payload), TTL, false, 0);
             assert_eq!(table.cached(), cached);
             assert_eq!(calls(&mut table).len(), 1);
         }
@@ -300,15 +657,15 @@ mod tests {
     fn beyond_max_waiters_one_is_refused_but_hits_are_not() {
         let mut table = table(|s| s.max_waiters = 2);
         let ticket = lead(&mut table, 1, 1, 0);
-        table.land(ticket.flight, of_weight(0), 0);
+        table.land(ticket.flight, of_weight(0), TTL, false, 0);
         calls(&mut table);
         assert!(table.collect(ticket).is_some());
         let first = lead(&mut table, 2, 2, 0);
         lead(&mut table, 3, 3, 0);
-        assert!(matches!(table.arrive(numbered(2), 4, 0), Outcome::Full));
-        assert!(matches!(table.arrive(numbered(1), 5, 0), Outcome::Hit(_)));
+        assert!(matches!(table.arrive(&Ask::new(numbered(2)), 4, 0).outcome, Outcome::Full));
+        assert!(matches!(table.arrive(&Ask::new(numbered(1)), 5, 0).outcome, Outcome::Hit(_)));
         table.leave(first);
-        assert!(matches!(table.arrive(numbered(2), 6, 0), Outcome::Joined(_)));
+        assert!(matches!(table.arrive(&Ask::new(numbered(2)), 6, 0).outcome, Outcome::Joined(_)));
     }
 
     #[test]
@@ -317,11 +674,11 @@ mod tests {
         let pass = |table: &mut Table, now| table.pass(1, now, || numbered(1));
         let ticket = lead(&mut table, 1, 1, 0);
         assert_eq!(pass(&mut table, 1), None, "in flight");
-        assert!(!table.land(ticket.flight, of_weight(3), 50).unwrap().shared);
+        assert!(!table.land(ticket.flight, of_weight(3), TTL, false, 50).unwrap().shared);
         assert_eq!(pass(&mut table, 149), None, "cached");
         let sighting = pass(&mut table, 150).unwrap();
         assert_eq!(pass(&mut table, 1_149), None, "passed, and may still be under way");
-        table.passed(sighting, 200);
+        table.passed(sighting, 100, 200);
         assert_eq!(pass(&mut table, 299), None, "passed, and would be cached");
         assert!(pass(&mut table, 300).is_some());
     }
@@ -399,7 +756,7 @@ mod tests {
         match op {
             Op::Arrive { key } => {
                 let fresh = model.fresh_until.get(&key).is_some_and(|until| *until > model.now);
-                match table.arrive(numbered(key), next, model.now) {
+                match table.arrive(&Ask::new(numbered(key)), next, model.now).outcome {
                     Outcome::Hit(hit) => {
                         prop_assert!(fresh);
                         prop_assert_eq!(hit.reply.body.len(), BODY);
@@ -424,15 +781,15 @@ mod tests {
                         );
                         model.seated.push((next, ticket));
                     }
-                    Outcome::Full => prop_assert!(false, "refused below the limit"),
+                    other => prop_assert!(false, "{other:?}"),
                 }
             }
             Op::Land { nth, ok } => {
                 let mut flights: Vec<_> = model.in_air.iter().map(|(k, f)| (*k, *f)).collect();
                 flights.sort_by_key(|(key, _)| *key);
                 let Some((key, flight)) = pick(&flights, nth) else { return Ok(()) };
-                let reply = if ok { of_weight(1) } else { Reply::failure(Code::UNAVAILABLE, "") };
-                prop_assert!(table.land(flight, reply, model.now).is_some());
+                let (reply, terms) = if ok { (of_weight(1), TTL) } else { (failure(), NONE) };
+                prop_assert!(table.land(flight, reply, terms, !ok, model.now).is_some());
                 model.in_air.remove(&key);
                 model.landed.insert(flight);
                 if ok {
@@ -488,7 +845,7 @@ mod tests {
     /// Lands and answers whatever is left; then nobody may be left without an answer.
     fn drain(table: &mut Table, model: &mut Model) -> Result<(), TestCaseError> {
         for (_, flight) in model.in_air.drain() {
-            prop_assert!(table.land(flight, of_weight(1), model.now).is_some());
+            prop_assert!(table.land(flight, of_weight(1), TTL, false, model.now).is_some());
         }
         let mut batch = Vec::new();
         while !model.called.is_empty() || !model.copies.is_empty() || table.has_calls() {
@@ -530,14 +887,11 @@ mod tests {
 
     #[test]
     fn callers_who_read_nothing_do_not_hold_up_the_others_for_long() {
-        let mut table = table(|s| {
-            s.max_fanout_bytes = BODY;
-            s.cache_duration = Duration::from_secs(3_600);
-        });
+        let mut table = table(|s| s.max_fanout_bytes = BODY);
         let ticket = lead(&mut table, 1, 1, 0);
-        table.land(ticket.flight, of_weight(1), 0);
+        table.land(ticket.flight, of_weight(1), Terms { ttl: 3_600 * SECOND, ..TTL }, false, 0);
         assert_eq!(calls(&mut table).len(), 1);
-        let Outcome::Queued(second) = table.arrive(numbered(1), 2, 0) else { panic!("there was room") };
+        let Outcome::Queued(second) = table.arrive(&Ask::new(numbered(1)), 2, 0).outcome else { panic!("there was room") };
         assert!(calls(&mut table).is_empty() && !table.has_calls());
         let later = crate::budget::LAPSE * 1_000_000_000;
         table.lapse(later);

@@ -7,9 +7,8 @@
 
 use super::bucket::Bucket;
 use super::*;
-use crate::grpc::Code;
 use crate::key::tests::numbered;
-use crate::reply::Shape;
+use crate::reply::{Share, Shape};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -732,14 +731,7 @@ fn run(commons: &mut Commons, operation: &Operation, now: Nanos, shared: &impl S
 }
 
 fn reply_with(body: &[u8]) -> Reply {
-    Reply {
-        headers: Box::default(),
-        body: body.to_vec(),
-        trailers: Box::default(),
-        shape: Shape::Full,
-        code: Code::OK,
-        streamed: false,
-    }
+    Reply { shape: Shape::Full, share: Share::Anyone, body: body.to_vec(), ..Reply::for_nobody() }
 }
 
 /// A body that says what it is the answer to, and when it was given.
