@@ -30,10 +30,13 @@ pub mod memo;
 pub mod methods;
 pub mod outbound;
 pub mod pairs;
+pub mod policy;
 pub mod reply;
+pub mod rules;
 pub mod settings;
 pub mod sightings;
 pub mod table;
+mod values;
 mod wire;
 
 /// A point in time, in nanoseconds of some monotonic clock. The engine only ever compares and
