@@ -9,6 +9,10 @@ use crate::key::Key;
 /// The header. Set by this filter alone: what a client sends under this name is removed.
 pub const HEADER: &str = "x-collapser-key";
 
+/// What is said of a list of key headers that has it.
+pub(crate) const NAMES_ITSELF: &str =
+    "names x-collapser-key, which carries the key itself; allowed: any other";
+
 /// The header's value: the whole key in lower-case hexadecimal, 64 characters.
 pub fn value(key: &Key) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";

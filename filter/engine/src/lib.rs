@@ -31,12 +31,15 @@ pub mod memo;
 pub mod methods;
 pub mod outbound;
 pub mod pairs;
+pub mod policy;
 pub mod random;
 pub mod reply;
+pub mod rules;
 pub mod settings;
 pub mod sightings;
 pub mod table;
 pub mod unshareable;
+mod values;
 pub mod variants;
 mod wire;
 

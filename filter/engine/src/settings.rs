@@ -4,14 +4,20 @@
 //! wrong type or out of range is an error that names the setting, the value and what is allowed. All
 //! errors are reported at once.
 
-use crate::methods::{self, Methods};
-use crate::{bytesize, duration};
+use crate::affinity;
+use crate::methods::Methods;
+use crate::policy::{Policies, Policy, Statuses};
+use crate::rules::Rules;
+use crate::values::{
+    self, GIB, HOUR, MIB, Raw, Wrong, boolean, cluster, count, header_names, hold, method_patterns, mode,
+    put, scope, size, time,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 /// The settings of a filter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// What is done with a request that may collapse.
     pub mode: Mode,
@@ -53,6 +59,41 @@ pub struct Settings {
     pub hold: Hold,
     /// Among whom flights and replies are shared.
     pub scope: Scope,
+    /// The longest TTL that a backend may ask for; 1 ms to 365 days.
+    pub max_ttl: Duration,
+    /// For how long an expired reply stands in for one that failed; up to 24 h, zero is never.
+    pub stale_if_error: Duration,
+    /// For how long an expired reply still answers while a flight fetches its successor; up to 24 h, zero is never.
+    pub stale_while_revalidate: Duration,
+    /// How early a reply is refreshed before it expires: the beta of XFetch, 0 to 10 ([`Policy::early_refresh`]).
+    pub early_refresh: f64,
+    /// By which share of itself, at most, a TTL is shortened at random; 0 to 1.
+    pub ttl_jitter: f64,
+    /// What counts as a failure for `stale_if_error`.
+    pub stale_statuses: Statuses,
+    /// Whether callers' `cache-control` is heeded.
+    pub caller_control: bool,
+    /// Whether answers tell how they came about, in the header `cache-status` (RFC 9211).
+    pub cache_status: bool,
+    /// Whether outcome and short key become filter state, for access logs.
+    pub filter_state: bool,
+    /// What is done with requests that are not gRPC; `None` lets them pass.
+    pub http: Option<Http>,
+    /// What differs for some paths.
+    pub rules: Rules,
+    /// All of the above that depends on the path, made by [`Self::resolve`].
+    pub policies: Policies,
+}
+
+/// What is done with requests that are not gRPC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Http {
+    /// Methods that may collapse, sorted; at least one, never CONNECT or TRACE.
+    pub methods: Vec<String>,
+    /// TTL where a response says nothing of its freshness, up to 24 h.
+    pub default_ttl: Duration,
+    /// How long a key is remembered whose reply may not be shared, up to 1 h.
+    pub unshareable_for: Duration,
 }
 
 /// Among whom flights and replies are shared.
@@ -85,58 +126,7 @@ pub enum Hold {
     Filter,
 }
 
-/// A value from either source, before it is understood.
-#[derive(Clone, Debug)]
-enum Raw {
-    Json(Value),
-    Text(String),
-}
-
-impl Raw {
-    /// The value as it is shown in an error.
-    fn shown(&self) -> String {
-        match self {
-            Self::Json(value) => value.to_string(),
-            Self::Text(text) => format!("{text:?}"),
-        }
-    }
-
-    /// The value as text: JSON strings and numbers, and anything from the environment.
-    fn text(&self) -> Option<String> {
-        match self {
-            Self::Json(Value::String(text)) | Self::Text(text) => Some(text.clone()),
-            Self::Json(Value::Number(number)) => Some(whole_number(number)),
-            Self::Json(_) => None,
-        }
-    }
-
-    fn list(&self) -> Option<Vec<String>> {
-        match self {
-            Self::Json(Value::Array(items)) => {
-                items.iter().map(|item| item.as_str().map(str::to_string)).collect()
-            }
-            Self::Text(text) if text == NONE => Some(Vec::new()),
-            Self::Text(text) => Some(text.split(',').map(|item| item.trim().to_string()).collect()),
-            Self::Json(_) => None,
-        }
-    }
-}
-
-/// Control planes carry plugin configuration as a protobuf `Struct`, where every number is a double
-/// and may be written `1e+06`.
-fn whole_number(number: &serde_json::Number) -> String {
-    match number.as_f64() {
-        Some(float) if number.is_f64() && float.fract() == 0.0 && (0.0..9e15).contains(&float) => {
-            format!("{float:.0}")
-        }
-        _ => number.to_string(),
-    }
-}
-
-/// The word for an empty list in the environment, where an empty value means "not set".
-const NONE: &str = "none";
-
-type Assign = fn(&mut Settings, &Raw) -> Result<(), String>;
+type Assign = fn(&mut Settings, &Raw) -> Result<(), Wrong>;
 
 /// One row of the table of settings.
 struct Field {
@@ -145,7 +135,7 @@ struct Field {
     assign: Assign,
 }
 
-const FIELDS: [Field; 19] = [
+const FIELDS: [Field; 30] = [
     Field { json: "mode", env: "COLLAPSER_MODE", assign: |s, raw| put(&mut s.mode, mode(raw)) },
     Field { json: "cluster", env: "COLLAPSER_CLUSTER", assign: |s, raw| put(&mut s.cluster, cluster(raw)) },
     Field {
@@ -156,7 +146,7 @@ const FIELDS: [Field; 19] = [
     Field {
         json: "cache_duration",
         env: "COLLAPSER_CACHE_DURATION",
-        assign: |s, raw| put(&mut s.cache_duration, time(raw, Duration::ZERO, DAY)),
+        assign: |s, raw| put(&mut s.cache_duration, values::ttl(raw)),
     },
     Field {
         json: "cleanup_interval",
@@ -225,21 +215,115 @@ const FIELDS: [Field; 19] = [
     },
     Field { json: "hold", env: "COLLAPSER_HOLD", assign: |s, raw| put(&mut s.hold, hold(raw)) },
     Field { json: "scope", env: "COLLAPSER_SCOPE", assign: |s, raw| put(&mut s.scope, scope(raw)) },
+    Field {
+        json: "max_ttl",
+        env: "COLLAPSER_MAX_TTL",
+        assign: |s, raw| put(&mut s.max_ttl, values::max_ttl(raw)),
+    },
+    Field {
+        json: "stale_if_error",
+        env: "COLLAPSER_STALE_IF_ERROR",
+        assign: |s, raw| put(&mut s.stale_if_error, values::stale(raw)),
+    },
+    Field {
+        json: "stale_while_revalidate",
+        env: "COLLAPSER_STALE_WHILE_REVALIDATE",
+        assign: |s, raw| put(&mut s.stale_while_revalidate, values::stale(raw)),
+    },
+    Field {
+        json: "early_refresh",
+        env: "COLLAPSER_EARLY_REFRESH",
+        assign: |s, raw| put(&mut s.early_refresh, values::earliness(raw)),
+    },
+    Field {
+        json: "ttl_jitter",
+        env: "COLLAPSER_TTL_JITTER",
+        assign: |s, raw| put(&mut s.ttl_jitter, values::share(raw)),
+    },
+    Field {
+        json: "stale_statuses",
+        env: "COLLAPSER_STALE_STATUSES",
+        assign: |s, raw| put(&mut s.stale_statuses, values::statuses(raw)),
+    },
+    Field {
+        json: "caller_control",
+        env: "COLLAPSER_CALLER_CONTROL",
+        assign: |s, raw| put(&mut s.caller_control, boolean(raw)),
+    },
+    Field {
+        json: "cache_status",
+        env: "COLLAPSER_CACHE_STATUS",
+        assign: |s, raw| put(&mut s.cache_status, boolean(raw)),
+    },
+    Field {
+        json: "filter_state",
+        env: "COLLAPSER_FILTER_STATE",
+        assign: |s, raw| put(&mut s.filter_state, boolean(raw)),
+    },
+    Field {
+        json: "http",
+        env: "COLLAPSER_HTTP",
+        assign: |s, raw| {
+            s.http = Http::read(raw)?;
+            Ok(())
+        },
+    },
+    Field {
+        json: "rules",
+        env: "COLLAPSER_RULES",
+        assign: |s, raw| {
+            s.rules = Rules::read(raw)?;
+            Ok(())
+        },
+    },
+];
+
+/// The fields of `http`.
+const HTTP_FIELDS: [values::Field<Http>; 3] = [
+    values::Field { json: "methods", assign: |h, raw| put(&mut h.methods, values::http_methods(raw)) },
+    values::Field { json: "default_ttl", assign: |h, raw| put(&mut h.default_ttl, values::ttl(raw)) },
+    values::Field {
+        json: "unshareable_for",
+        assign: |h, raw| put(&mut h.unshareable_for, time(raw, Duration::ZERO, HOUR)),
+    },
 ];
 
 /// The settings that have a meaning with `mode` `affinity`, where nothing is called, answered or cached.
-const OF_AFFINITY: [&str; 6] =
-    ["mode", "key_headers", "methods", "max_request_bytes", "stream_grace", "hold"];
+const OF_AFFINITY: [&str; 8] =
+    ["mode", "key_headers", "methods", "max_request_bytes", "stream_grace", "hold", "filter_state", "rules"];
 
-const HOUR: Duration = Duration::from_secs(3_600);
-const DAY: Duration = Duration::from_secs(24 * 3_600);
-const MIB: u64 = 1 << 20;
-const GIB: u64 = 1 << 30;
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            methods: vec!["GET".to_string(), "HEAD".to_string()],
+            default_ttl: Duration::ZERO,
+            unshareable_for: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Http {
+    /// Reads `http`: `true` is an object without fields, `false` is off.
+    fn read(raw: &Raw) -> Result<Option<Self>, Wrong> {
+        let mut http = Self::default();
+        match raw.json() {
+            Some(Value::Bool(on)) => Ok(on.then_some(http)),
+            Some(Value::Object(object)) => {
+                let faults = values::read_fields(&mut http, object, &HTTP_FIELDS);
+                if faults.is_empty() { Ok(Some(http)) } else { Err(Wrong::Within(faults)) }
+            }
+            _ => {
+                let fields = values::names(&HTTP_FIELDS);
+                Err(Wrong::Whole(format!("true, false, or an object in JSON with {fields}")))
+            }
+        }
+    }
+}
 
 impl Settings {
     /// The defaults, for flights to `cluster`.
     pub fn for_cluster(cluster: &str) -> Self {
-        Self {
+        let mut settings = Self {
             mode: Mode::Collapse,
             cluster: cluster.to_string(),
             backend_timeout: Duration::from_secs(10),
@@ -259,7 +343,39 @@ impl Settings {
             pass_after: 256,
             hold: Hold::Headers,
             scope: Scope::Process,
-        }
+            max_ttl: HOUR,
+            stale_if_error: Duration::ZERO,
+            stale_while_revalidate: Duration::ZERO,
+            early_refresh: 0.0,
+            ttl_jitter: 0.0,
+            stale_statuses: Statuses::default(),
+            caller_control: true,
+            cache_status: false,
+            filter_state: false,
+            http: None,
+            rules: Rules::default(),
+            policies: Policies::default(),
+        };
+        settings.resolve();
+        settings
+    }
+
+    /// Makes [`Self::policies`] anew. [`Self::load`] has done so; whoever changes other fields afterwards does it
+    /// again.
+    pub fn resolve(&mut self) {
+        let grpc = Policy {
+            collapse: true,
+            ttl: self.cache_duration,
+            max_ttl: self.max_ttl,
+            key_headers: self.key_headers.clone(),
+            stale_if_error: self.stale_if_error,
+            stale_while_revalidate: self.stale_while_revalidate,
+            early_refresh: self.early_refresh,
+            ttl_jitter: self.ttl_jitter,
+        };
+        let ttl = self.http.as_ref().map_or(Duration::ZERO, |http| http.default_ttl);
+        let http = Policy { ttl, ..grpc.clone() };
+        self.policies = Policies::new(grpc, http, &self.rules);
     }
 
     /// Reads the settings from plugin configuration (a JSON object, or nothing) and from the
@@ -282,8 +398,12 @@ impl Settings {
                 },
             };
             given.push((name, field.json));
-            if let Err(allowed) = (field.assign)(&mut settings, &raw) {
-                faults.push(format!("{name} is {}; allowed: {allowed}", raw.shown()));
+            match (field.assign)(&mut settings, &raw) {
+                Ok(()) => {}
+                Err(Wrong::Whole(allowed)) => {
+                    faults.push(format!("{name} is {}; allowed: {allowed}", raw.shown()));
+                }
+                Err(Wrong::Within(parts)) => faults.extend(parts.iter().map(|part| format!("{name}{part}"))),
             }
         }
         if settings.mode == Mode::Affinity {
@@ -294,6 +414,7 @@ impl Settings {
         for (name, value) in object {
             faults.push(format!("{name} is {value}, but there is no such setting; allowed: {}", names()));
         }
+        settings.resolve();
         if faults.is_empty() { Ok(settings) } else { Err(faults) }
     }
 
@@ -320,11 +441,11 @@ impl Settings {
                     .to_string(),
             );
         }
-        if self.key_headers.iter().any(|name| name == crate::affinity::HEADER) {
-            let header = crate::affinity::HEADER;
-            faults.push(format!(
-                "key_headers names {header}, which carries the key itself; allowed: any other"
-            ));
+        if self.key_headers.iter().any(|name| name == affinity::HEADER) {
+            faults.push(format!("key_headers {}", affinity::NAMES_ITSELF));
+        }
+        if let Some((name, _)) = given.iter().find(|(_, json)| *json == "rules") {
+            faults.extend(self.rules.faults_of_affinity().map(|part| format!("{name}{part}")));
         }
         faults
     }
@@ -352,106 +473,20 @@ fn parse_object(json: &[u8]) -> Result<serde_json::Map<String, Value>, String> {
     }
 }
 
-fn put<T>(place: &mut T, value: Result<T, String>) -> Result<(), String> {
-    *place = value?;
-    Ok(())
-}
-
-fn cluster(raw: &Raw) -> Result<String, String> {
-    match raw {
-        Raw::Json(Value::String(name)) | Raw::Text(name) if !name.is_empty() => Ok(name.clone()),
-        _ => Err("the name of an Envoy cluster".to_string()),
-    }
-}
-
-fn time(raw: &Raw, least: Duration, most: Duration) -> Result<Duration, String> {
-    let allowed = || {
-        let (least, most) = (duration::format(least), duration::format(most));
-        format!("{}, from {least} to {most}", duration::ALLOWED)
-    };
-    raw.text()
-        .and_then(|text| duration::parse(&text))
-        .filter(|value| (least..=most).contains(value))
-        .ok_or_else(allowed)
-}
-
-fn boolean(raw: &Raw) -> Result<bool, String> {
-    match raw {
-        Raw::Json(Value::Bool(value)) => Ok(*value),
-        Raw::Text(text) if text == "true" || text == "1" => Ok(true),
-        Raw::Text(text) if text == "false" || text == "0" => Ok(false),
-        _ => Err("true or false".to_string()),
-    }
-}
-
-fn mode(raw: &Raw) -> Result<Mode, String> {
-    match raw.text().as_deref() {
-        Some("collapse") => Ok(Mode::Collapse),
-        Some("affinity") => Ok(Mode::Affinity),
-        _ => Err("collapse or affinity".to_string()),
-    }
-}
-
-fn hold(raw: &Raw) -> Result<Hold, String> {
-    match raw.text().as_deref() {
-        Some("headers") => Ok(Hold::Headers),
-        Some("filter") => Ok(Hold::Filter),
-        _ => Err("headers or filter".to_string()),
-    }
-}
-
-fn scope(raw: &Raw) -> Result<Scope, String> {
-    match raw.text().as_deref() {
-        Some("process") => Ok(Scope::Process),
-        Some("worker") => Ok(Scope::Worker),
-        _ => Err("process or worker".to_string()),
-    }
-}
-
-fn in_range(value: Option<u64>, least: u64, most: u64) -> Option<usize> {
-    usize::try_from(value.filter(|value| (least..=most).contains(value))?).ok()
-}
-
-fn count(raw: &Raw, least: u64, most: u64) -> Result<usize, String> {
-    let parsed = raw.text().and_then(|text| text.parse().ok());
-    in_range(parsed, least, most).ok_or_else(|| format!("a whole number from {least} to {most}"))
-}
-
-fn size(raw: &Raw, least: u64, most: u64) -> Result<usize, String> {
-    let parsed = raw.text().and_then(|text| bytesize::parse(&text));
-    in_range(parsed, least, most).ok_or_else(|| format!("{}, from {least} to {most}", bytesize::ALLOWED))
-}
-
-fn header_names(raw: &Raw) -> Result<Vec<String>, String> {
-    let names = raw.list().filter(|names| names.iter().all(|name| is_header_name(name)));
-    let mut names = names.ok_or("a list of header names, or \"none\" in the environment for an empty one")?;
-    names.iter_mut().for_each(|name| name.make_ascii_lowercase());
-    names.sort_unstable();
-    names.dedup();
-    Ok(names)
-}
-
-/// A field name (RFC 9110, section 5.1), or one of HTTP/2's pseudo-headers.
-fn is_header_name(name: &str) -> bool {
-    let token = name.strip_prefix(':').unwrap_or(name);
-    !token.is_empty() && token.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
-}
-
-fn method_patterns(raw: &Raw) -> Result<Methods, String> {
-    let allowed = || format!("a list of {}", methods::ALLOWED);
-    Methods::parse(&raw.list().ok_or_else(allowed)?)
-        .map_err(|bad| format!("{}, which {bad:?} is not", allowed()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{runner, test};
+    use proptest::prelude::*;
 
     fn load(json: &str, env: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
         Settings::load(json.as_bytes(), |name| {
             env.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
         })
+    }
+
+    fn rules(json: &str) -> Rules {
+        Rules::read(&Raw::Text(json.to_string())).unwrap()
     }
 
     #[test]
@@ -465,8 +500,12 @@ mod tests {
         let json = r#"{"mode":"collapse","cluster":"b","backend_timeout":"1m30s","cache_duration":"0","cleanup_interval":"250ms",
             "cache_errors":true,"max_cache_entries":1e+06,"max_cache_bytes":"1GiB","key_headers":["X-Tenant","a","a"],
             "methods":["/a.B/*","!/a.B/C"],"max_request_bytes":1024,"max_response_bytes":0,"max_replay_bytes":"2MiB","max_fanout_bytes":"1MiB","max_waiters":7,"stream_grace":"5ms",
-            "pass_after":0,"hold":"filter","scope":"worker"}"#;
-        let expected = Settings {
+            "pass_after":0,"hold":"filter","scope":"worker","max_ttl":"8760h","stale_if_error":"24h",
+            "stale_while_revalidate":"2s","early_refresh":1.5,"ttl_jitter":"12.5%",
+            "stale_statuses":["DATA_LOSS",14,5.03e+02,"429"],"caller_control":false,"cache_status":true,"filter_state":true,
+            "http":{"methods":["POST","GET","GET"],"default_ttl":"3s","unshareable_for":"0"},
+            "rules":[{"match":"/a","collapse":false}]}"#;
+        let mut expected = Settings {
             mode: Mode::Collapse,
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(90),
@@ -486,7 +525,24 @@ mod tests {
             pass_after: 0,
             hold: Hold::Filter,
             scope: Scope::Worker,
+            max_ttl: Duration::from_secs(365 * 24 * 3_600),
+            stale_if_error: Duration::from_secs(24 * 3_600),
+            stale_while_revalidate: Duration::from_secs(2),
+            early_refresh: 1.5,
+            ttl_jitter: 0.125,
+            stale_statuses: Statuses::parse(&["14", "15", "429", "503"]).unwrap(),
+            caller_control: false,
+            cache_status: true,
+            filter_state: true,
+            http: Some(Http {
+                methods: vec!["GET".into(), "POST".into()],
+                default_ttl: Duration::from_secs(3),
+                unshareable_for: Duration::ZERO,
+            }),
+            rules: rules(r#"[{"match":"/a","collapse":false}]"#),
+            policies: Policies::default(),
         };
+        expected.resolve();
         assert_eq!(load(json, &[]), Ok(expected));
     }
 
@@ -512,8 +568,19 @@ mod tests {
             ("COLLAPSER_PASS_AFTER", "11"),
             ("COLLAPSER_HOLD", "filter"),
             ("COLLAPSER_SCOPE", "worker"),
+            ("COLLAPSER_MAX_TTL", "1ms"),
+            ("COLLAPSER_STALE_IF_ERROR", "3s"),
+            ("COLLAPSER_STALE_WHILE_REVALIDATE", "4s"),
+            ("COLLAPSER_EARLY_REFRESH", "10"),
+            ("COLLAPSER_TTL_JITTER", "0.25"),
+            ("COLLAPSER_STALE_STATUSES", "ABORTED, 2,500"),
+            ("COLLAPSER_CALLER_CONTROL", "false"),
+            ("COLLAPSER_CACHE_STATUS", "1"),
+            ("COLLAPSER_FILTER_STATE", "true"),
+            ("COLLAPSER_HTTP", r#"{"default_ttl":"5s"}"#),
+            ("COLLAPSER_RULES", r#"[{"match":["/a","/b/*"],"cache_duration":"6s"}]"#),
         ];
-        let expected = Settings {
+        let mut expected = Settings {
             mode: Mode::Collapse,
             cluster: "b".into(),
             backend_timeout: Duration::from_secs(2),
@@ -533,7 +600,20 @@ mod tests {
             pass_after: 11,
             hold: Hold::Filter,
             scope: Scope::Worker,
+            max_ttl: Duration::from_millis(1),
+            stale_if_error: Duration::from_secs(3),
+            stale_while_revalidate: Duration::from_secs(4),
+            early_refresh: 10.0,
+            ttl_jitter: 0.25,
+            stale_statuses: Statuses::parse(&["2", "10", "500"]).unwrap(),
+            caller_control: false,
+            cache_status: true,
+            filter_state: true,
+            http: Some(Http { default_ttl: Duration::from_secs(5), ..Http::default() }),
+            rules: rules(r#"[{"match":["/a","/b/*"],"cache_duration":"6s"}]"#),
+            policies: Policies::default(),
         };
+        expected.resolve();
         assert_eq!(load("", &env), Ok(expected));
         assert_eq!(env.map(|(name, _)| name).to_vec(), Settings::environment().collect::<Vec<_>>());
     }
@@ -580,6 +660,53 @@ mod tests {
             (r#"{"cluster":"b","hold":"body"}"#, ["hold", "\"body\"", "headers or filter"]),
             (r#"{"cluster":"b","scope":"pod"}"#, ["scope", "\"pod\"", "process or worker"]),
             (r#"{"cluster":"b","mode":"cache"}"#, ["mode", "\"cache\"", "collapse or affinity"]),
+            (r#"{"cluster":"b","max_ttl":"0"}"#, ["max_ttl", "\"0\"", "from 1ms to 8760h"]),
+            (r#"{"cluster":"b","max_ttl":"8761h"}"#, ["max_ttl", "\"8761h\"", "from 1ms to 8760h"]),
+            (r#"{"cluster":"b","stale_if_error":"25h"}"#, ["stale_if_error", "\"25h\"", "from 0 to 24h"]),
+            (
+                r#"{"cluster":"b","stale_while_revalidate":1}"#,
+                ["stale_while_revalidate", "1", "from 0 to 24h"],
+            ),
+            (r#"{"cluster":"b","early_refresh":-1}"#, ["early_refresh", "-1", "a number from 0 to 10"]),
+            (r#"{"cluster":"b","early_refresh":"nan"}"#, ["early_refresh", "nan", "a number from 0 to 10"]),
+            (
+                r#"{"cluster":"b","ttl_jitter":1.1}"#,
+                ["ttl_jitter", "1.1", "a number from 0 to 1, or a percentage"],
+            ),
+            (r#"{"cluster":"b","ttl_jitter":"%"}"#, ["ttl_jitter", "\"%\"", "such as \"10%\""]),
+            (
+                r#"{"cluster":"b","stale_statuses":["OK"]}"#,
+                ["stale_statuses", "[\"OK\"]", "which \"OK\" is not"],
+            ),
+            (r#"{"cluster":"b","stale_statuses":[500.5]}"#, ["stale_statuses", "[500.5]", "from 400 to 599"]),
+            (r#"{"cluster":"b","stale_statuses":503}"#, ["stale_statuses", "503", "a list of gRPC codes"]),
+            (r#"{"cluster":"b","caller_control":"no"}"#, ["caller_control", "\"no\"", "true or false"]),
+            (r#"{"cluster":"b","cache_status":1}"#, ["cache_status", "1", "true or false"]),
+            (r#"{"cluster":"b","filter_state":null}"#, ["filter_state", "null", "true or false"]),
+            (
+                r#"{"cluster":"b","http":"on"}"#,
+                ["http", "\"on\"", "true, false, or an object in JSON with methods"],
+            ),
+            (
+                r#"{"cluster":"b","http":{"foo":1}}"#,
+                ["http.foo is 1", "no such field", "methods, default_ttl"],
+            ),
+            (r#"{"cluster":"b","http":{"methods":[]}}"#, ["http.methods", "[]", "at least one"]),
+            (
+                r#"{"cluster":"b","http":{"methods":["GET","Trace"]}}"#,
+                ["http.methods", "Trace", "without CONNECT"],
+            ),
+            (r#"{"cluster":"b","http":{"methods":["G T"]}}"#, ["http.methods", "G T", "HTTP methods"]),
+            (r#"{"cluster":"b","http":{"default_ttl":"25h"}}"#, ["http.default_ttl", "25h", "from 0 to 24h"]),
+            (
+                r#"{"cluster":"b","http":{"unshareable_for":"2h"}}"#,
+                ["http.unshareable_for", "2h", "from 0 to 1h"],
+            ),
+            (r#"{"cluster":"b","rules":{}}"#, ["rules", "{}", "a list in JSON of objects with match"]),
+            (
+                r#"{"cluster":"b","rules":[{"match":"a","collapse":true}]}"#,
+                ["rules[0].match", "\"a\"", "a path"],
+            ),
             (r#"{"cluster":7}"#, ["cluster", "7", "name of an Envoy cluster"]),
             ("{}", ["cluster", "not set", "COLLAPSER_CLUSTER"]),
             ("[]", ["configuration", "[]", "JSON object"]),
@@ -594,6 +721,59 @@ mod tests {
         }
         let faults = load("", &[("COLLAPSER_CLUSTER", "b"), ("BACKEND_TIMEOUT", "x")]).unwrap_err();
         assert!(faults[0].starts_with("BACKEND_TIMEOUT is \"x\""), "{faults:?}");
+        let env = [
+            ("COLLAPSER_CLUSTER", "b"),
+            ("COLLAPSER_HTTP", r#"{"foo":1}"#),
+            ("COLLAPSER_RULES", r#"[{"match":"/a","max_ttl":1},{"match":"/a"}]"#),
+        ];
+        let faults = load("", &env).unwrap_err();
+        let starts =
+            ["COLLAPSER_HTTP.foo is 1", "COLLAPSER_RULES[0].max_ttl is 1", "COLLAPSER_RULES[1] has nothing"];
+        assert!(faults.iter().zip(starts).all(|(fault, start)| fault.starts_with(start)), "{faults:?}");
+        let faults = load("", &[("COLLAPSER_CLUSTER", "b"), ("COLLAPSER_RULES", "[")]).unwrap_err();
+        assert!(faults[0].starts_with("COLLAPSER_RULES is \"[\"; allowed: a list in JSON"), "{faults:?}");
+    }
+
+    #[test]
+    fn http_is_off_unless_it_is_true_or_an_object() {
+        let http = |json: &str| load(json, &[]).unwrap().http;
+        assert_eq!(http(r#"{"cluster":"b"}"#), None);
+        assert_eq!(http(r#"{"cluster":"b","http":false}"#), None);
+        assert_eq!(http(r#"{"cluster":"b","http":true}"#), Some(Http::default()));
+        assert_eq!(http(r#"{"cluster":"b","http":{}}"#), Some(Http::default()));
+        let http = |text| load("", &[("COLLAPSER_CLUSTER", "b"), ("COLLAPSER_HTTP", text)]).unwrap().http;
+        assert_eq!(http("false"), None);
+        assert_eq!(http("true"), Some(Http::default()));
+        assert_eq!(http(" {} "), Some(Http::default()));
+    }
+
+    #[test]
+    fn shares_and_factors_are_written_in_many_ways() {
+        let jitter =
+            |json: &str| load(&format!(r#"{{"cluster":"b","ttl_jitter":{json}}}"#), &[]).unwrap().ttl_jitter;
+        for (json, share) in [
+            ("0", 0.0),
+            ("1", 1.0),
+            ("1.0", 1.0),
+            ("1e-1", 0.1),
+            ("\"10%\"", 0.1),
+            ("\"100%\"", 1.0),
+            ("\"0.5\"", 0.5),
+        ] {
+            assert_eq!(jitter(json), share, "{json}");
+        }
+        let zero = load(r#"{"cluster":"b","ttl_jitter":-0.0,"early_refresh":"-0"}"#, &[]).unwrap();
+        assert_eq!(zero.realm(), Settings::for_cluster("b").realm(), "minus zero is no other setting");
+    }
+
+    #[test]
+    fn policies_follow_the_flat_settings_when_they_are_resolved() {
+        let mut settings = Settings { stale_if_error: Duration::from_secs(7), ..Settings::for_cluster("b") };
+        let stale =
+            |settings: &Settings| settings.policies.get(settings.policies.grpc(b"/a.B/C")).stale_if_error;
+        assert_eq!(stale(&settings), Duration::ZERO);
+        settings.resolve();
+        assert_eq!(stale(&settings), Duration::from_secs(7));
     }
 
     #[test]
@@ -613,13 +793,36 @@ mod tests {
         assert!(faults[0].starts_with("cluster is set, but mode is \"affinity\""), "{faults:?}");
         assert!(faults[1].starts_with("COLLAPSER_CACHE_DURATION is set"), "{faults:?}");
         assert!(
-            faults[1].ends_with("key_headers, methods, max_request_bytes, stream_grace, hold"),
+            faults[1].ends_with(
+                "key_headers, methods, max_request_bytes, stream_grace, hold, filter_state, rules"
+            ),
             "{faults:?}"
         );
         let faults = load(r#"{"mode":"affinity","hold":"filter"}"#, &[]).unwrap_err();
         assert!(faults.len() == 1 && faults[0].contains("held"), "{faults:?}");
         let faults = load(r#"{"mode":"affinity","key_headers":["X-Collapser-Key"]}"#, &[]).unwrap_err();
         assert!(faults.len() == 1 && faults[0].contains("carries the key itself"), "{faults:?}");
+        let json = r#"{"mode":"affinity","http":false,"max_ttl":"1s","stale_if_error":"0",
+            "stale_while_revalidate":"0","early_refresh":0,"ttl_jitter":0,"stale_statuses":[],"caller_control":true,"cache_status":false}"#;
+        assert_eq!(load(json, &[]).unwrap_err().len(), 9);
+    }
+
+    #[test]
+    fn affinity_takes_rules_for_what_the_key_is_made_of() {
+        let good = r#"{"mode":"affinity","filter_state":true,"rules":[{"match":"/a","collapse":false},
+            {"match":"/b","key_headers":["x"]}]}"#;
+        let policies = load(good, &[]).unwrap().policies;
+        assert!(!policies.get(policies.grpc(b"/a")).collapse);
+        assert_eq!(policies.get(policies.grpc(b"/b")).key_headers, ["x"]);
+        let env = [
+            ("COLLAPSER_MODE", "affinity"),
+            ("COLLAPSER_RULES", r#"[{"match":"/a","collapse":true},{"match":"/b","cache_duration":"1s"}]"#),
+        ];
+        let faults = load("", &env).unwrap_err();
+        assert!(
+            faults.len() == 1 && faults[0].starts_with("COLLAPSER_RULES[1].cache_duration is set, but"),
+            "{faults:?}"
+        );
     }
 
     #[test]
@@ -632,6 +835,50 @@ mod tests {
         runner(1_024)
             .run(&"[{}\\[\\]\":,a-z0-9.e+-]{0,40}", |json| {
                 let _ = load(&json, &[]);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    /// Words and numbers that some setting takes, and any others.
+    fn scalar() -> impl Strategy<Value = Value> {
+        let words = "(/a|/a/\\*|/\\*|1s|10%|UNAVAILABLE|503|GET|TRACE|affinity|x-a|[ -~ä]{0,6})";
+        prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            (-1..600_i64).prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            words.prop_map(Value::from),
+        ]
+    }
+
+    /// Any JSON, whose fields are mostly ones that there are.
+    fn anything() -> impl Strategy<Value = Value> {
+        let inner = ["match", "collapse", "default_ttl", "unshareable_for", "odd"];
+        let names: Vec<_> = FIELDS.iter().map(|field| field.json).chain(inner).collect();
+        scalar().prop_recursive(4, 48, 8, move |value| {
+            let fields = prop::collection::vec((prop::sample::select(names.clone()), value.clone()), 0..8);
+            prop_oneof![
+                prop::collection::vec(value, 0..6).prop_map(Value::from),
+                fields.prop_map(|fields| fields
+                    .into_iter()
+                    .map(|(name, value)| (name.to_string(), value))
+                    .collect()),
+            ]
+        })
+    }
+
+    #[test]
+    fn no_json_panics_and_every_fault_says_what_is_allowed() {
+        runner(2_048)
+            .run(&(anything(), anything()), |(value, rules)| {
+                let whole = serde_json::json!({"cluster": "b", "http": value, "rules": [rules, value]});
+                for json in [value, whole] {
+                    let text = json.to_string();
+                    let faults = load(&text, &[("COLLAPSER_RULES", &text)]).err().unwrap_or_default();
+                    prop_assert!(faults.iter().all(|fault| fault.contains("allowed")), "{:?}", faults);
+                }
                 Ok(())
             })
             .unwrap();
