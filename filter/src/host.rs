@@ -98,6 +98,7 @@ unsafe extern "C" {
         value_size: usize,
     ) -> u32;
     fn proxy_remove_header_map_value(kind: u32, name: *const u8, name_size: usize) -> u32;
+    fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_call_foreign_function(
         name: *const u8,
@@ -234,6 +235,15 @@ pub fn now() -> u64 {
     nanos
 }
 
+/// The wall clock, in seconds since the Unix epoch.
+pub fn wall_seconds() -> u64 {
+    const REALTIME: u32 = 0;
+    let mut nanos = 0;
+    // SAFETY: the out-pointer is valid.
+    let _ = unsafe { clock_time_get(REALTIME, 1, &mut nanos) };
+    nanos / 1_000_000_000
+}
+
 /// Up to `max` bytes of a buffer from `start` on; empty if there is no such buffer.
 pub fn buffer(kind: BufferType, start: usize, max: usize) -> Vec<u8> {
     let (mut data, mut size) = (null_mut(), 0);
@@ -308,12 +318,27 @@ pub fn has_property(path: &[&str]) -> bool {
     }
 }
 
-/// Answers the effective stream with status 200 and no body. Envoy sends it when this callback
-/// returns, not at once.
-pub fn send_local_response(headers: &[u8]) -> Result<()> {
+/// Sets a property of the effective stream, which Envoy keeps as filter state under `wasm.` and this name.
+pub fn set_property(name: &str, value: &[u8]) -> Result<()> {
+    // SAFETY: name and value are read during the call only.
+    check(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
+}
+
+/// Answers the effective stream. Envoy sends it when this callback returns, not at once. The reply to a gRPC request
+/// has no body, whatever is given.
+pub fn send_local_response(status: u16, headers: &[u8], body: &[u8]) -> Result<()> {
     // SAFETY: the host copies what it needs during the call.
     check(unsafe {
-        proxy_send_local_response(200, null(), 0, null(), 0, headers.as_ptr(), headers.len(), -1)
+        proxy_send_local_response(
+            u32::from(status),
+            null(),
+            0,
+            body.as_ptr(),
+            body.len(),
+            headers.as_ptr(),
+            headers.len(),
+            -1,
+        )
     })
 }
 

@@ -3,7 +3,9 @@
 //! - `abi`: the functions that Envoy calls, and the contexts they are for.
 //! - `root`: one root context a worker; settings, ticks, flights' replies.
 //! - `stream`: one context a request; a small state machine.
+//! - `answer`: the way of a reply through its stream.
 //! - `worker`: what the two share: table, departures, fan-out, pacing.
+//! - `http`: what a worker does for plain HTTP only.
 //! - `sharing`: flights that all workers of the process share.
 //! - `slots`: fixed places in Envoy's shared data.
 //! - `metrics` and `host`: metrics, and the host calls themselves.
@@ -15,7 +17,9 @@
 //! trailers in their places. See the README, "How it works inside Envoy".
 
 mod abi;
+mod answer;
 mod host;
+mod http;
 mod metrics;
 mod root;
 mod sharing;

@@ -85,6 +85,9 @@ impl Levels {
     }
 }
 
+/// Why callers are answered with stale replies.
+const STALE: [&str; 2] = ["error", "revalidate"];
+
 /// Where the leases are.
 const LEASES: Slots = Slots("lease");
 
@@ -97,6 +100,10 @@ pub struct Metrics {
     pub collapsed: Counter,
     /// `backend_calls_total`: flights.
     pub backend_calls: Counter,
+    /// `refreshes_total`: flights that no request led to, begun for those who come later.
+    pub refreshes: Counter,
+    /// `released_requests_total`: followers whose flight's reply was not for them, and who made a call of their own.
+    pub released: Counter,
     /// `cache_hits_total`.
     pub hits: Counter,
     /// `keyed_requests_total`: requests that went on with their key (`mode` is `affinity`).
@@ -109,6 +116,7 @@ pub struct Metrics {
     pub streaming_methods: Counter,
     /// `evictions_total`: replies evicted before their time.
     pub evictions: Counter,
+    stale: [Counter; STALE.len()],
     bypassed: [Counter; Bypass::ALL.len()],
     /// By code from 1 on; the last one is for codes beyond those that gRPC defines.
     errors: [Counter; 17],
@@ -134,12 +142,15 @@ impl Metrics {
             requests: Counter::define("collapser_requests_total")?,
             collapsed: Counter::define("collapser_collapsed_requests_total")?,
             backend_calls: Counter::define("collapser_backend_calls_total")?,
+            refreshes: Counter::define("collapser_refreshes_total")?,
+            released: Counter::define("collapser_released_requests_total")?,
             hits: Counter::define("collapser_cache_hits_total")?,
             keyed: Counter::define("collapser_keyed_requests_total")?,
             refused: Counter::define("collapser_refused_requests_total")?,
             abandoned: Counter::define("collapser_abandoned_requests_total")?,
             streaming_methods: Counter::define("collapser_streaming_methods_total")?,
             evictions: Counter::define("collapser_evictions_total")?,
+            stale: family(|n| format!("collapser_stale_answers_total.reason.{}", STALE[n]))?,
             bypassed: family(|n| {
                 format!("collapser_bypassed_requests_total.reason.{}", Bypass::ALL[n].name())
             })?,
@@ -165,6 +176,12 @@ impl Metrics {
         if let Some(counter) = self.bypassed.get(reason.index()) {
             counter.add(1);
         }
+    }
+
+    /// A caller was answered with a stale reply, because a flight failed or while one is under way.
+    pub fn answered_stale(&self, for_error: bool) {
+        let [error, revalidate] = &self.stale;
+        (if for_error { error } else { revalidate }).add(1);
     }
 
     /// A flight ended after so many nanoseconds, with this status.
@@ -194,6 +211,8 @@ impl Metrics {
             &self.requests,
             &self.collapsed,
             &self.backend_calls,
+            &self.refreshes,
+            &self.released,
             &self.hits,
             &self.keyed,
             &self.refused,
@@ -201,7 +220,7 @@ impl Metrics {
             &self.streaming_methods,
             &self.evictions,
         ];
-        single.into_iter().chain(&self.bypassed).chain(&self.errors).for_each(Counter::flush);
+        single.into_iter().chain(&self.stale).chain(&self.bypassed).chain(&self.errors).for_each(Counter::flush);
         let due = self.lease.borrow_mut().keep(levels.share(), now, &LEASES);
         for ((gauge, level), subtract) in self.gauges.iter().zip(levels.share()).zip(due.subtract) {
             if due.start_over {

@@ -1,8 +1,7 @@
 //! The root context: one for each worker, and one on the main thread that never serves a request.
 
 use crate::host::{self, BufferType, MapType};
-use crate::worker::Worker;
-use collapser_engine::reply::Reply;
+use crate::worker::{Response, Worker};
 use collapser_engine::settings::Settings;
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -35,7 +34,7 @@ impl Root {
                 return false;
             }
         };
-        if settings.key_headers.is_empty() {
+        if settings.policies.all().any(|(_, policy)| policy.key_headers.is_empty()) {
             log::warn!("collapser: key_headers is empty: callers with different credentials share answers");
         }
         let Ok(worker) = Worker::new(self.id, settings) else {
@@ -63,11 +62,10 @@ impl Root {
     /// A dispatched call has ended.
     pub fn on_http_call_response(&self, call: u32, body_size: usize) {
         let Some(worker) = self.worker.get() else { return };
-        worker.on_call_response(call, || {
-            let headers = host::header_map(MapType::CallResponseHeaders);
-            let trailers = host::header_map(MapType::CallResponseTrailers);
-            let body = host::buffer(BufferType::CallResponseBody, 0, body_size);
-            Reply::record(&headers, body, &trailers)
+        worker.on_call_response(call, || Response {
+            headers: host::header_map(MapType::CallResponseHeaders),
+            trailers: host::header_map(MapType::CallResponseTrailers),
+            body: host::buffer(BufferType::CallResponseBody, 0, body_size),
         });
     }
 

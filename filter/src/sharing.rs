@@ -29,6 +29,10 @@ pub struct Departure {
     pub since: Nanos,
     /// What to send, should the call be this worker's.
     pub request: Request,
+    /// Whether it is for those who come later, and nobody led to it.
+    pub is_refresh: bool,
+    /// Whether a reply that is there will not do.
+    pub anew: bool,
 }
 
 /// What a message of another worker means for this one.
@@ -39,8 +43,6 @@ pub enum News {
         departure: Departure,
         /// The reply.
         reply: Reply,
-        /// Until when it may be cached.
-        expires: Nanos,
     },
     /// Claim again for this one.
     Gone(Departure),
@@ -74,8 +76,8 @@ impl Sharing {
     }
 
     /// See [`Commons::claim`].
-    pub fn claim(&self, key: &Key, now: Nanos) -> Claim {
-        self.commons.borrow_mut().claim(key, now, now.saturating_add(self.patience), &SLOTS)
+    pub fn claim(&self, key: &Key, anew: bool, now: Nanos) -> Claim {
+        self.commons.borrow_mut().claim(key, anew, now, now.saturating_add(self.patience), &SLOTS)
     }
 
     /// Keeps a departure that waits for another worker's flight.
@@ -108,7 +110,7 @@ impl Sharing {
                 // Whoever joined a moment later is as well off as one who joins while a reply is on the wire.
                 let (_, departure) = watched.remove(&key)?;
                 Some(match freshness.is_good_for(departure.since) {
-                    true => News::Reply { departure, reply, expires: freshness.expires },
+                    true => News::Reply { departure, reply },
                     // It joined that flight when it had just landed.
                     false => News::Gone(departure),
                 })

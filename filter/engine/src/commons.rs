@@ -104,7 +104,7 @@ use roster::Membership;
 use std::borrow::Cow;
 
 /// The name of the slots, with the number of their layout, so that another version of the filter has slots of its own.
-pub const NAME: &str = "commons/1";
+pub const NAME: &str = "commons/2";
 
 /// Buckets for flights and replies.
 pub const BUCKETS: u32 = 1024;
@@ -216,15 +216,22 @@ impl Commons {
 
     /// A key is needed of which this worker has neither reply nor flight, or for which it waits already. `deadline` is
     /// when a flight begun now will have ended for certain: its timeout, and then some, or its waiters would take over
-    /// what is just being landed.
-    pub fn claim(&mut self, key: &Key, now: Nanos, deadline: Nanos, shared: &impl Shared) -> Claim {
+    /// what is just being landed. `anew` says that a reply that is there will not do.
+    pub fn claim(
+        &mut self,
+        key: &Key,
+        anew: bool,
+        now: Nanos,
+        deadline: Nanos,
+        shared: &impl Shared,
+    ) -> Claim {
         self.me.show_up(now, shared);
         if self.alone() {
             return Claim::Unshared;
         }
         for _ in 0..TRIES {
             let Some((record, token)) = shared.get(slot_of(key)) else { break };
-            let (claim, change) = self.decide(Bucket::read(&record), key, now, deadline, shared);
+            let (claim, change) = self.decide(Bucket::read(&record), key, anew, now, deadline, shared);
             if change.is_none_or(|record| shared.set(slot_of(key), &record, token)) {
                 return claim;
             }
@@ -237,13 +244,14 @@ impl Commons {
         &mut self,
         mut bucket: Bucket<'_>,
         key: &Key,
+        anew: bool,
         now: Nanos,
         deadline: Nanos,
         shared: &impl Shared,
     ) -> (Claim, Option<Vec<u8>>) {
         let mut waiters = Vec::new();
         match bucket.take(key, self.me.realm) {
-            Some(State::Landed { expires, reply }) if expires > now => {
+            Some(State::Landed { expires, reply }) if expires > now && !anew => {
                 if let Some(reply) = Reply::decode(&reply) {
                     return (Claim::Take { reply, expires }, None);
                 }

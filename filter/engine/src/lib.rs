@@ -5,7 +5,7 @@
 //! under benchmarks. Data flows one way:
 //!
 //! ```text
-//! classify → framing → key → table (cache, flights) → reply → fan-out
+//! classify → framing → key → table (cache, flights) → reply → terms → fan-out
 //! ```
 //!
 //! Nothing in this crate panics on input that traffic can reach: a panic would kill the Wasm VM and
@@ -38,6 +38,7 @@ pub mod rules;
 pub mod settings;
 pub mod sightings;
 pub mod table;
+pub mod terms;
 pub mod unshareable;
 mod values;
 pub mod variants;

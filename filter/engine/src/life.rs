@@ -7,7 +7,7 @@ use crate::Nanos;
 use crate::wire::Reader;
 
 /// What a reply's life is to be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
     /// How old it was when it came (RFC 9111, section 4.2.3).
     pub age: Nanos,
@@ -17,6 +17,17 @@ pub struct Terms {
     pub revalidate: Nanos,
     /// How long after that it may stand in for a failure.
     pub error: Nanos,
+    /// By which share of itself, at most, the TTL is shortened by chance, so that keys filled together do not expire
+    /// together; 0 to 1.
+    pub jitter: f64,
+}
+
+impl Terms {
+    /// The same with a TTL that chance has settled; `chance` is above 0 and up to 1.
+    pub fn settled(self, chance: f64) -> Self {
+        let less = self.ttl as f64 * self.jitter * chance;
+        Self { ttl: self.ttl.saturating_sub(less as Nanos), jitter: 0.0, ..self }
+    }
 }
 
 /// The life of a reply. All but `age` and `took` are points in time; the default is one that nobody keeps.
@@ -100,7 +111,7 @@ mod tests {
 
     #[test]
     fn stale_times_begin_where_freshness_ends() {
-        let terms = Terms { age: 5, ttl: 10, revalidate: 20, error: 30 };
+        let terms = Terms { age: 5, ttl: 10, revalidate: 20, error: 30, jitter: 0.0 };
         let life = Life::new(terms, 3, 100);
         assert_eq!((life.fresh, life.revalidate, life.error, life.kept()), (110, 130, 140, 140));
         assert_eq!(life.age_at(107), 12);
@@ -110,6 +121,15 @@ mod tests {
     fn without_a_ttl_nothing_is_kept() {
         let terms = Terms { ttl: 0, revalidate: 20, error: 30, ..Terms::default() };
         assert_eq!(Life::new(terms, 3, 100).kept(), 100);
+    }
+
+    #[test]
+    fn jitter_shortens_by_its_share_at_most_and_never_lengthens() {
+        let terms = Terms { ttl: 1_000, jitter: 0.2, error: 7, ..Terms::default() };
+        assert_eq!(terms.settled(1.0), Terms { ttl: 800, jitter: 0.0, ..terms });
+        assert_eq!(terms.settled(0.5).ttl, 900);
+        assert_eq!(Terms { jitter: 0.0, ..terms }.settled(1.0).ttl, 1_000);
+        assert_eq!(Terms { jitter: 1.0, ..terms }.settled(1.0).ttl, 0);
     }
 
     #[test]

@@ -28,6 +28,19 @@ const STEERING: [&[u8]; 7] = [
     b"x-envoy-is-timeout-retry",
 ];
 
+/// Headers of a plain HTTP request that only its own caller's answer depends on. The flight's reply is for all of them,
+/// and each is then told whether what it has will do.
+const CONDITIONS: [&[u8]; 2] = [b"if-none-match", b"if-modified-since"];
+
+/// The headers of a plain HTTP flight, in the host's form.
+pub fn http_headers(leader: Pairs<'_>) -> Box<[u8]> {
+    let mut headers = PairsBuilder::with_capacity(leader.len());
+    for (name, value) in leader.iter().filter(|(name, _)| is_repeated(name) && !CONDITIONS.contains(name)) {
+        headers.push(name, value);
+    }
+    headers.build()
+}
+
 /// The headers of a flight, in the host's form.
 pub fn headers(leader: Pairs<'_>, timeout: &str) -> Box<[u8]> {
     let mut headers = PairsBuilder::with_capacity(leader.len() + 1);
@@ -86,6 +99,19 @@ mod tests {
             ("grpc-timeout", "10S"),
         ];
         assert_eq!(headers, block(&expected));
+    }
+
+    #[test]
+    fn a_leaders_own_conditions_are_not_everybodys() {
+        let leader = block(&[
+            (":path", "/a"),
+            ("if-none-match", "\"1\""),
+            ("if-modified-since", "x"),
+            ("accept", "text/html"),
+            ("x-envoy-max-retries", "9"),
+        ]);
+        let headers = http_headers(Pairs::parse(&leader).unwrap());
+        assert_eq!(headers, block(&[(":path", "/a"), ("accept", "text/html")]));
     }
 
     #[test]

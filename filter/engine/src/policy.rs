@@ -32,6 +32,13 @@ pub struct Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PolicyId(u16);
 
+impl PolicyId {
+    /// Its position in [`Policies::all`].
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// What applies to gRPC and to all else, which differ in their default TTL. Even ids are the former.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Pair {

@@ -418,6 +418,11 @@ impl Settings {
         if faults.is_empty() { Ok(settings) } else { Err(faults) }
     }
 
+    /// How long a key is remembered whose reply may not be shared.
+    pub fn unshareable_for(&self) -> Duration {
+        self.http.as_ref().map_or(Http::default().unshareable_for, |http| http.unshareable_for)
+    }
+
     /// The same for filters with the same settings, which may share replies, and different for all others.
     pub fn realm(&self) -> u64 {
         let digest = Sha256::digest(format!("{self:?}"));

@@ -249,7 +249,7 @@ impl Table {
     ) -> Option<Landing> {
         let (_, started) = self.flights.in_air_as(flight)?;
         let is_kept = reply.body.len() <= self.max_response_bytes;
-        let terms = if is_kept { terms } else { Terms { ttl: 0, ..terms } };
+        let terms = if is_kept { terms.settled(self.random.unit()) } else { Terms { ttl: 0, ..terms } };
         reply.life = Life::new(terms, now.saturating_sub(started), now);
         self.land_as_it_is(flight, reply, failed, now)
     }
@@ -390,7 +390,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
     use std::time::Duration;
 
-    const TTL: Terms = Terms { age: 0, ttl: 100, revalidate: 0, error: 0 };
+    const TTL: Terms = Terms { age: 0, ttl: 100, revalidate: 0, error: 0, jitter: 0.0 };
     const NONE: Terms = Terms { ttl: 0, ..TTL };
 
     fn table(change: impl FnOnce(&mut Settings)) -> Table {
@@ -473,7 +473,7 @@ mod tests {
     fn with_reply() -> Table {
         let mut table = table(|_| ());
         let ticket = lead(&mut table, 1, 1, 0);
-        let terms = Terms { ttl: SECOND, revalidate: SECOND, error: 2 * SECOND, age: 0 };
+        let terms = Terms { ttl: SECOND, revalidate: SECOND, error: 2 * SECOND, ..TTL };
         table.land(ticket.flight, of_weight(3), terms, false, 0);
         answer_all(&mut table, 0);
         table
@@ -594,6 +594,22 @@ mod tests {
             assert!(before < SECOND * 9 / 10, "far too early: {before}");
         }
         assert!(early >= 45, "{early} of 50 began early enough for the call to end in time");
+    }
+
+    #[test]
+    fn replies_that_land_together_expire_apart() {
+        let mut table = table(|_| ());
+        for key in 0..200 {
+            let ticket = lead(&mut table, key, 1 + key, 0);
+            table.land(ticket.flight, of_weight(3), Terms { ttl: SECOND, jitter: 0.5, ..TTL }, false, 0);
+        }
+        let left = |table: &mut Table, now| {
+            table.sweep(now);
+            table.cached()
+        };
+        assert_eq!(left(&mut table, SECOND / 2 - 1), 200);
+        assert!((60..140).contains(&left(&mut table, SECOND * 3 / 4)));
+        assert_eq!(left(&mut table, SECOND), 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::reply::Reply;
 use crate::wire::Reader;
 
 /// Changes with the layout.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const REPLY: u8 = 1;
 const GONE: u8 = 2;

@@ -716,7 +716,7 @@ fn run(commons: &mut Commons, operation: &Operation, now: Nanos, shared: &impl S
             Outcome::Left
         }
         Operation::Claim(key) => {
-            Outcome::Claimed(*key, commons.claim(&numbered(*key), now, now + DEADLINE, shared))
+            Outcome::Claimed(*key, commons.claim(&numbered(*key), false, now, now + DEADLINE, shared))
         }
         Operation::Land { key, ticket, freshness, body } => {
             let reply = reply_with(body);

@@ -67,14 +67,14 @@ fn members(count: u32, memory: &Memory) -> Vec<Commons> {
 }
 
 fn fly(commons: &mut Commons, key: u32, now: Nanos, memory: &Memory) -> Ticket {
-    match commons.claim(&numbered(key), now, LATER, memory) {
+    match commons.claim(&numbered(key), false, now, LATER, memory) {
         Claim::Fly(ticket) => ticket,
         other => panic!("{other:?}"),
     }
 }
 
 fn wait(commons: &mut Commons, key: u32, now: Nanos, memory: &Memory) -> Watch {
-    match commons.claim(&numbered(key), now, LATER, memory) {
+    match commons.claim(&numbered(key), false, now, LATER, memory) {
         Claim::Wait(watch) => watch,
         other => panic!("{other:?}"),
     }
@@ -94,7 +94,7 @@ fn it_costs_what_it_is_said_to_cost() {
     assert_eq!(memory.accesses(), (1, 0), "to look after a flight");
     assert_eq!(all[0].land(ticket, &of_weight(3), NOW + 5, NOW, &memory), [2]);
     assert_eq!(memory.accesses(), (1, 1), "to land");
-    let taken = all[2].claim(&numbered(1), NOW + 4, LATER, &memory);
+    let taken = all[2].claim(&numbered(1), false, NOW + 4, LATER, &memory);
     assert_eq!(taken, Claim::Take { reply: of_weight(3), expires: NOW + 5 });
     assert_eq!(memory.accesses(), (1, 0), "a reply of another worker");
     all[0].beat(NOW + BEAT - 1, &memory);
@@ -117,7 +117,7 @@ fn one_worker_and_the_main_thread_do_without() {
     other_realm.beat(NOW, &memory);
     all[1].beat(NOW + BEAT, &memory);
     memory.accesses();
-    assert_eq!(all[1].claim(&numbered(1), NOW + BEAT, LATER, &memory), Claim::Unshared);
+    assert_eq!(all[1].claim(&numbered(1), false, NOW + BEAT, LATER, &memory), Claim::Unshared);
     assert_eq!(memory.accesses(), (0, 0));
     let mut third = Commons::new(3, REALM, 3, 0);
     third.beat(NOW + BEAT, &memory);
@@ -133,8 +133,8 @@ fn two_workers_share_even_if_the_main_thread_stands_still() {
     let mut now = NOW;
     for _ in 0..20 {
         now += BEAT;
-        let _ = all[1].claim(&numbered(1), now, now + 1, &memory);
-        let _ = all[2].claim(&numbered(2), now, now + 1, &memory);
+        let _ = all[1].claim(&numbered(1), false, now, now + 1, &memory);
+        let _ = all[2].claim(&numbered(2), false, now, now + 1, &memory);
         all[1].beat(now, &memory);
         all[2].beat(now, &memory);
     }
@@ -240,9 +240,9 @@ fn a_slot_that_always_changes_holds_up_nobody() {
     let ticket = fly(&mut all[0], 1, NOW, &memory);
     wait(&mut all[1], 1, NOW, &memory);
     memory.is_busy.set(true);
-    assert_eq!(all[2].claim(&numbered(1), NOW, LATER, &memory), Claim::Unshared);
+    assert_eq!(all[2].claim(&numbered(1), false, NOW, LATER, &memory), Claim::Unshared);
     assert_eq!(all[0].land(ticket, &of_weight(0), NOW + 5, NOW, &memory), [2]);
-    assert!(matches!(all[2].claim(&numbered(1), NOW, LATER, &memory), Claim::Take { .. }));
+    assert!(matches!(all[2].claim(&numbered(1), false, NOW, LATER, &memory), Claim::Take { .. }));
     all[0].beat(NOW + BEAT, &memory);
     all[0].end(&memory);
 }
@@ -252,7 +252,7 @@ fn an_overdue_flight_is_taken_over_and_its_owner_then_leaves_it_alone() {
     let memory = Memory::new();
     let mut all = members(3, &memory);
     let key = numbered(1);
-    let Claim::Fly(late) = all[0].claim(&key, NOW, NOW + 5, &memory) else { panic!("nobody flew") };
+    let Claim::Fly(late) = all[0].claim(&key, false, NOW, NOW + 5, &memory) else { panic!("nobody flew") };
     let watch = wait(&mut all[1], 1, NOW + 4, &memory);
     assert!(!all[1].is_due(&watch, NOW + 4) && all[1].is_due(&watch, NOW + 5));
     let ticket = fly(&mut all[1], 1, NOW + 5, &memory);
@@ -277,7 +277,7 @@ fn without_slots_or_with_garbage_in_them_everybody_flies() {
     let nothing = Memory::default();
     let mut lonely = Commons::new(1, REALM, 1, 0);
     lonely.beat(NOW, &nothing);
-    assert_eq!(lonely.claim(&numbered(1), NOW, LATER, &nothing), Claim::Unshared);
+    assert_eq!(lonely.claim(&numbered(1), false, NOW, LATER, &nothing), Claim::Unshared);
     let memory = Memory::new();
     let mut all = members(3, &memory);
     let mut now = NOW;
@@ -323,4 +323,17 @@ fn a_bucket_has_its_part_of_the_cache() {
     assert_eq!(bucket_bytes(0), 64 << 10);
     assert_eq!(bucket_bytes(1 << 20), 1 << 10);
     assert_eq!(bucket_bytes(usize::MAX), 64 << 10);
+}
+
+#[test]
+fn who_wants_it_anew_flies_though_a_reply_is_there_but_joins_a_flight() {
+    let memory = Memory::default();
+    Commons::create_slots(&memory);
+    let mut all = members(3, &memory);
+    let ticket = fly(&mut all[0], 1, NOW, &memory);
+    all[0].land(ticket, &of_weight(1), LATER, NOW, &memory);
+    let claim = all[1].claim(&numbered(1), true, NOW, LATER, &memory);
+    assert!(matches!(claim, Claim::Fly(_)), "{claim:?}");
+    assert!(matches!(all[2].claim(&numbered(1), true, NOW, LATER, &memory), Claim::Wait(_)));
+    assert!(matches!(all[0].claim(&numbered(1), false, NOW, LATER, &memory), Claim::Wait(_)));
 }
