@@ -24,6 +24,7 @@ pub mod flights;
 pub mod framing;
 pub mod grace;
 pub mod grpc;
+pub mod http;
 pub mod key;
 pub mod lease;
 pub mod memo;
