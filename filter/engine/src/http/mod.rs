@@ -3,7 +3,9 @@
 //!
 //! Where a header is malformed or says two things, it is read so that less is shared.
 
+pub mod conditional;
 pub mod date;
 pub mod directives;
 pub mod freshness;
+pub mod request;
 pub mod vary;
