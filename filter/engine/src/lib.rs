@@ -15,6 +15,7 @@ pub mod affinity;
 pub mod budget;
 pub mod bytesize;
 pub mod cache;
+pub mod cache_status;
 pub mod catalog;
 pub mod classify;
 pub mod commons;
