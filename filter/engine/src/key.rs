@@ -69,7 +69,7 @@ impl Sink for Sha256 {
 
 /// Writes a length in seven bits a byte, the lowest first, the last one without the high bit (LEB128). Most are one byte,
 /// and each block of 64 that need not be hashed saves more than all else that is done with the key.
-fn put_len(sink: &mut impl Sink, len: usize) {
+pub(crate) fn put_len(sink: &mut impl Sink, len: usize) {
     let (mut bytes, mut used, mut rest) = ([0_u8; 10], 0, len as u64);
     loop {
         let (low, more) = ((rest & 0x7f) as u8, rest > 0x7f);
@@ -85,7 +85,8 @@ fn put_len(sink: &mut impl Sink, len: usize) {
     sink.put(bytes.get(..used).unwrap_or_default());
 }
 
-fn put_part(sink: &mut impl Sink, part: &[u8]) {
+/// Writes a part with its length before it.
+pub(crate) fn put_part(sink: &mut impl Sink, part: &[u8]) {
     put_len(sink, part.len());
     sink.put(part);
 }
