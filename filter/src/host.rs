@@ -97,6 +97,13 @@ unsafe extern "C" {
         value: *const u8,
         value_size: usize,
     ) -> u32;
+    fn proxy_add_header_map_value(
+        kind: u32,
+        name: *const u8,
+        name_size: usize,
+        value: *const u8,
+        value_size: usize,
+    ) -> u32;
     fn proxy_remove_header_map_value(kind: u32, name: *const u8, name_size: usize) -> u32;
     fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
@@ -285,6 +292,14 @@ pub fn set_header(kind: MapType, name: &str, value: &str) -> Result<()> {
     // SAFETY: name and value are read during the call only.
     check(unsafe {
         proxy_replace_header_map_value(kind as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len())
+    })
+}
+
+/// Adds a header, behind others of its name.
+pub fn add_header(kind: MapType, name: &str, value: &str) -> Result<()> {
+    // SAFETY: as in `set_header`.
+    check(unsafe {
+        proxy_add_header_map_value(kind as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len())
     })
 }
 

@@ -220,7 +220,12 @@ impl Metrics {
             &self.streaming_methods,
             &self.evictions,
         ];
-        single.into_iter().chain(&self.stale).chain(&self.bypassed).chain(&self.errors).for_each(Counter::flush);
+        single
+            .into_iter()
+            .chain(&self.stale)
+            .chain(&self.bypassed)
+            .chain(&self.errors)
+            .for_each(Counter::flush);
         let due = self.lease.borrow_mut().keep(levels.share(), now, &LEASES);
         for ((gauge, level), subtract) in self.gauges.iter().zip(levels.share()).zip(due.subtract) {
             if due.start_over {

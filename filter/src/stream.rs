@@ -1,22 +1,25 @@
 //! One request: a small state machine between Envoy's callbacks.
 
 use crate::abi::Action;
+use crate::answer::{self, Answer, Note};
 use crate::host::{self, BufferType, MapType};
+use crate::http::steer;
 use crate::worker::{Request, Worker};
 use collapser_engine::affinity;
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Method, MethodId};
-use collapser_engine::classify::{self, Bypass};
+use collapser_engine::classify::{self, Bypass, Candidate, Protocol};
 use collapser_engine::deadlines;
-use collapser_engine::flights::Ticket;
+use collapser_engine::flights::{Collected, Ticket};
 use collapser_engine::framing::{self, Framing};
 use collapser_engine::grace::{Place, Until};
 use collapser_engine::key::Key;
 use collapser_engine::pairs::Pairs;
-use collapser_engine::reply::{Reply, Shape};
+use collapser_engine::policy::PolicyId;
+use collapser_engine::reply::Reply;
 use collapser_engine::settings::{Hold, Mode};
 use collapser_engine::sightings::Sighting;
-use collapser_engine::table::Outcome;
+use collapser_engine::table::{Ask, Outcome};
 use collapser_engine::{Nanos, Waiter};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -44,6 +47,8 @@ enum State {
     /// Untouched from here on; also before its headers and after its answer.
     #[default]
     Passing,
+    /// The same, and its response is told why.
+    Bypassed(Bypass),
     /// It is held until it is whole.
     Holding(Held),
     /// It was released as an open stream, after a while.
@@ -53,15 +58,16 @@ enum State {
     /// It went upstream by itself, since its method's flights are not shared.
     Alone(Alone),
     /// It waits for a flight.
-    Waiting(Ticket),
+    Waiting(Ticket, Note),
     /// Its local reply was sent and comes by; the recorded headers go into it.
-    Replaying(Rc<Reply>),
+    Replaying(Answer),
     /// The recorded body and trailers go into the local reply's slot.
     Filling(Rc<Reply>),
 }
 
 /// A request that went upstream by itself.
 struct Alone {
+    policy: PolicyId,
     sighting: Sighting,
     place: deadlines::Place,
     method: Option<MethodId>,
@@ -73,6 +79,10 @@ struct Alone {
 /// A request of which not everything has come.
 struct Held {
     headers: Vec<u8>,
+    protocol: Protocol,
+    policy: PolicyId,
+    /// Whether it has something to say to caches.
+    steers: bool,
     method: Option<MethodId>,
     /// Its place among those that are released after a while.
     grace: Option<Place>,
@@ -103,6 +113,14 @@ fn drop_key(headers: Option<Pairs<'_>>) {
         // Refused only if the stream is going away.
         let _ = host::remove_header(MapType::RequestHeaders, affinity::HEADER);
     }
+}
+
+/// What the headers of a request make of it.
+enum Judged {
+    /// It may collapse.
+    Collapsible { method: Option<MethodId>, protocol: Protocol, policy: PolicyId, steers: bool },
+    /// It passes, to tell whether its method streams.
+    Probe(MethodId),
 }
 
 /// What has come of a probe's reply.
@@ -151,8 +169,26 @@ impl Stream {
     fn pass(&self, reason: Bypass) -> Action {
         mark_as_passing(false);
         self.worker.metrics.bypassed(reason);
-        self.state.set(State::Passing);
+        self.note_outcome(&["bypass:", reason.name()].concat(), None);
+        self.state.set(self.passing(reason));
         Action::Continue
+    }
+
+    /// How it passes: its response is touched only to tell why.
+    fn passing(&self, reason: Bypass) -> State {
+        if self.worker.settings.cache_status { State::Bypassed(reason) } else { State::Passing }
+    }
+
+    /// Leaves word for access logs.
+    fn note_outcome(&self, outcome: &str, key: Option<&Key>) {
+        if !self.worker.settings.filter_state {
+            return;
+        }
+        // Refused only if the stream is going away.
+        let _ = host::set_property("collapser.outcome", outcome.as_bytes());
+        if let Some(key) = key {
+            let _ = host::set_property("collapser.key", format!("{key:?}").as_bytes());
+        }
     }
 
     fn pass_stream(&self, method: Option<MethodId>) -> Action {
@@ -203,6 +239,9 @@ impl Stream {
         if end_of_stream {
             return self.decide(held, size);
         }
+        if held.protocol == Protocol::Http {
+            return self.keep(State::Holding(held), Action::Pause);
+        }
         let start = host::buffer(BufferType::RequestBody, 0, framing::PREFIX);
         match framing::inspect(&start, size) {
             Framing::More => return self.pass_stream(held.method),
@@ -223,6 +262,13 @@ impl Stream {
 
     /// The request is whole.
     fn decide(&self, held: Held, size: usize) -> Action {
+        match held.protocol {
+            Protocol::Grpc => self.decide_grpc(held, size),
+            Protocol::Http => self.decide_http(held, size),
+        }
+    }
+
+    fn decide_grpc(&self, held: Held, size: usize) -> Action {
         let body = host::buffer(BufferType::RequestBody, 0, size);
         match framing::inspect(&body, body.len()) {
             Framing::One => (),
@@ -234,32 +280,77 @@ impl Stream {
         }
         let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
         if self.worker.settings.mode == Mode::Affinity {
-            return self.go_on_with_key(held.method, &self.worker.key(headers, &body));
+            return self.go_on_with_key(held.method, &self.worker.key(headers, &body, held.policy));
         }
         let now = self.worker.now();
-        if let Some(sighting) = self.worker.pass(headers, &body, now, held.method) {
-            return self.go_alone(sighting, held.method, now);
+        if let Some(sighting) = self.worker.pass(headers, &body, now, held.method, held.policy) {
+            return self.go_alone(sighting, &held, now);
         }
-        let key = self.worker.key(headers, &body);
-        let request = Request { headers: held.headers, body, method: held.method };
-        match self.worker.arrive(key, self.id, now, request) {
-            Outcome::Hit(hit) => {
-                self.held.set((hit.reply.body.len(), hit.charged));
-                self.answer(hit.reply);
+        let ask = self.worker.ask_grpc(headers, &body, held.policy, held.steers);
+        self.arrive(&ask, ask.key, held, body, now)
+    }
+
+    fn decide_http(&self, held: Held, size: usize) -> Action {
+        // Without a body, nothing has gone on that another filter should have held.
+        if size > 0 && !self.worker.is_held() {
+            return self.pass(Bypass::NotHeld);
+        }
+        let body = host::buffer(BufferType::RequestBody, 0, size);
+        let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
+        let now = self.worker.now();
+        let (mut ask, primary) = self.worker.ask_http(headers, &body, held.policy, now);
+        if held.steers {
+            steer(&mut ask, headers);
+        }
+        self.arrive(&ask, primary, held, body, now)
+    }
+
+    fn arrive(&self, ask: &Ask, primary: Key, held: Held, body: Vec<u8>, now: Nanos) -> Action {
+        let Held { headers, method, protocol, policy, .. } = held;
+        let note = Note(ask.note);
+        // Only who is answered at once and may have the reply already is looked at again.
+        let again = if note.has(Note::CONDITIONAL) { headers.clone() } else { Vec::new() };
+        let request = Request { headers, body, method, protocol, policy, primary };
+        match self.worker.arrive(ask, self.id, now, request) {
+            Outcome::Hit(hit) => self.answer_hit(&hit, note, again, &ask.key),
+            Outcome::Full => {
+                let is_grpc = protocol == Protocol::Grpc;
+                self.refuse(if is_grpc { &self.worker.full } else { &self.worker.http_full });
             }
-            Outcome::Full => self.answer(Rc::clone(&self.worker.full)),
-            Outcome::Queued(ticket) | Outcome::Joined(ticket) | Outcome::Leads(ticket) => {
-                self.state.set(State::Waiting(ticket));
-            }
+            Outcome::Missing => self.refuse(&self.worker.missing),
+            Outcome::Unshareable => return self.pass(Bypass::Unshareable),
+            Outcome::Queued(ticket) => self.wait_for(ticket, note, "hit", &ask.key),
+            Outcome::Joined(ticket) => self.wait_for(ticket, note, "follower", &ask.key),
+            Outcome::Leads(ticket) => self.wait_for(ticket, note, "leader", &ask.key),
         }
         Action::Pause
     }
 
+    fn wait_for(&self, ticket: Ticket, note: Note, outcome: &str, key: &Key) {
+        self.note_outcome(outcome, Some(key));
+        self.state.set(State::Waiting(ticket, note));
+    }
+
+    fn answer_hit(&self, hit: &Collected, note: Note, request: Vec<u8>, key: &Key) {
+        self.held.set((hit.reply.body.len(), hit.charged));
+        let answer = Answer::new(hit, note, || request);
+        self.note_outcome(if answer.is_stale() { "stale" } else { "hit" }, Some(key));
+        self.answer(answer);
+    }
+
+    fn refuse(&self, reply: &Rc<Reply>) {
+        self.note_outcome("refused", None);
+        self.answer(Answer::own(reply));
+    }
+
     /// Lets the request go upstream as it is, with the deadline that its flight would have.
-    fn go_alone(&self, sighting: Sighting, method: Option<MethodId>, departed: Nanos) -> Action {
+    fn go_alone(&self, sighting: Sighting, held: &Held, departed: Nanos) -> Action {
         self.worker.metrics.bypassed(Bypass::Unshared);
+        self.note_outcome("bypass:unshared", None);
         let place = self.worker.depart_alone(self.id, departed);
-        self.keep(State::Alone(Alone { sighting, place, method, departed, begun: false }), Action::Continue)
+        let (policy, method) = (held.policy, held.method);
+        let alone = Alone { policy, sighting, place, method, departed, begun: false };
+        self.keep(State::Alone(alone), Action::Continue)
     }
 
     /// The answer begins, so the deadline is kept. Without a body, it may be the worker's word that it is over.
@@ -282,11 +373,11 @@ impl Stream {
         Action::Continue
     }
 
-    fn answer(&self, reply: Rc<Reply>) {
-        let shape = reply.shape;
-        self.state.set(State::Replaying(reply));
+    fn answer(&self, answer: Answer) {
+        let (reply, send) = (Rc::clone(&answer.reply), answer.sender());
+        self.state.set(State::Replaying(answer));
         // Refused only if the stream has been answered already; then it needs none from here.
-        let _ = self.worker.send(shape);
+        let _ = send(&reply, &self.worker);
     }
 
     fn keep(&self, state: State, action: Action) -> Action {
@@ -304,13 +395,44 @@ impl Stream {
     }
 
     /// Puts the recorded headers into the local reply that passes by.
-    fn replay_headers(&self, reply: Rc<Reply>, end_of_stream: bool) -> Action {
-        let has_slot = reply.shape == Shape::TrailersOnly || !end_of_stream;
-        let headers = if has_slot { &reply.headers } else { &self.worker.no_slot.headers };
+    fn replay_headers(&self, answer: Answer, end_of_stream: bool) -> Action {
+        if answer.is_stale() {
+            self.worker.metrics.answered_stale(answer.is_for_error());
+            self.note_outcome("stale", None);
+        }
+        let has_slot = !answer.needs_slot() || !end_of_stream;
+        let shown = answer.headers(self.worker.settings.cache_status, || self.worker.now());
+        let headers = if has_slot { &shown } else { &*self.worker.no_slot.headers };
         // Refused only if the stream is going away.
         let _ = host::set_header_map(MapType::ResponseHeaders, headers);
-        self.state.set(if end_of_stream { State::Passing } else { State::Filling(reply) });
+        drop(shown);
+        let is_over = end_of_stream || !answer.needs_slot();
+        self.state.set(if is_over { State::Passing } else { State::Filling(answer.reply) });
         Action::Continue
+    }
+
+    /// A waiter's response passes by.
+    fn collect(&self, ticket: Ticket, note: Note, end_of_stream: bool) -> Action {
+        if let Some(collected) = self.worker.collect(self.id, ticket) {
+            self.held.set((collected.reply.body.len(), collected.charged));
+            let answer = Answer::new(&collected, note, || host::header_map(MapType::RequestHeaders));
+            return self.replay_headers(answer, end_of_stream);
+        }
+        if self.worker.is_released(self.id) {
+            self.note_outcome("released", None);
+            self.tell_bypass(Bypass::Unshareable);
+        } else {
+            // Somebody else answers: Envoy itself, at a deadline for one.
+            self.worker.leave(self.id, ticket);
+        }
+        Action::Continue
+    }
+
+    /// Says in a response that passes by why it does.
+    fn tell_bypass(&self, reason: Bypass) {
+        if self.worker.settings.cache_status {
+            answer::tell_bypass(reason);
+        }
     }
 
     // --- What Envoy calls for ---
@@ -324,30 +446,56 @@ impl Stream {
         if self.worker.settings.mode == Mode::Affinity {
             drop_key(pairs);
         }
-        let judged =
-            pairs.ok_or(Bypass::Malformed).and_then(|pairs| classify::classify(pairs, end_of_stream));
-        let method = match judged.map(|path| self.worker.judge(path)) {
-            Ok(Method::Collapsible(method)) => method,
-            Ok(Method::Excluded) => return self.pass(Bypass::Method),
-            Ok(Method::Streams) => return self.pass(Bypass::Streaming),
-            Ok(Method::Probe(method)) => {
+        let judged = pairs.ok_or(Bypass::Malformed).and_then(|pairs| {
+            let candidate = classify::classify(pairs, end_of_stream, &self.worker.settings)?;
+            self.judge(&candidate)
+        });
+        let (method, protocol, policy, steers) = match judged {
+            Ok(Judged::Collapsible { method, protocol, policy, steers }) => {
+                (method, protocol, policy, steers)
+            }
+            Ok(Judged::Probe(method)) => {
                 self.pass(Bypass::Probe);
                 self.state.set(State::Probing(Probe { method, first: None, seen: 0 }));
                 return Action::Continue;
             }
             Err(reason) => return self.pass(reason),
         };
-        // A stream whose backend speaks first may never send a message on its own account.
-        let mut held = Held { headers, method, grace: None, begun: false };
-        self.wait(&mut held, Until::Message, self.worker.about_now());
+        let mut held = Held { headers, protocol, policy, steers, method, grace: None, begun: false };
+        if protocol == Protocol::Grpc {
+            // A stream whose backend speaks first may never send a message on its own account.
+            self.wait(&mut held, Until::Message, self.worker.about_now());
+        } else if end_of_stream {
+            return self.decide(held, 0);
+        }
         self.state.set(State::Holding(held));
         self.hold_headers()
+    }
+
+    /// Judges a candidate by what the settings say of its path, and by what is known of its method.
+    fn judge(&self, candidate: &Candidate<'_>) -> Result<Judged, Bypass> {
+        let policy = self.worker.policy_of(candidate);
+        if !self.worker.policy(policy).collapse {
+            return Err(Bypass::Rule);
+        }
+        let Candidate { protocol, path, steers } = *candidate;
+        let method = match protocol {
+            Protocol::Http => None,
+            Protocol::Grpc => match self.worker.judge(path) {
+                Method::Collapsible(method) => method,
+                Method::Excluded => return Err(Bypass::Method),
+                Method::Streams => return Err(Bypass::Streaming),
+                Method::Probe(method) => return Ok(Judged::Probe(method)),
+            },
+        };
+        Ok(Judged::Collapsible { method, protocol, policy, steers })
     }
 
     /// A part of the request's body has come: `size` bytes are there in all.
     pub fn on_request_body(&self, size: usize, end_of_stream: bool) -> Action {
         match self.state.take() {
             State::Passing => Action::Continue,
+            State::Bypassed(reason) => self.keep(State::Bypassed(reason), Action::Continue),
             State::Released(released) => self.go_on(released, end_of_stream),
             State::Holding(held) => self.hold(held, size, end_of_stream),
             state @ (State::Probing(_) | State::Alone(_)) => self.keep(state, Action::Continue),
@@ -363,33 +511,37 @@ impl Stream {
                 Action::Continue
             }
             State::Holding(_) => self.pass(Bypass::Malformed),
-            _ => Action::Continue,
+            state => self.keep(state, Action::Continue),
         }
     }
 
     /// A response's headers pass by, whoever made it.
     pub fn on_response_headers(&self, end_of_stream: bool) -> Action {
         match self.state.take() {
-            State::Replaying(reply) => self.replay_headers(reply, end_of_stream),
-            State::Waiting(ticket) => match self.worker.collect(ticket) {
-                Some(collected) => {
-                    self.held.set((collected.reply.body.len(), collected.charged));
-                    self.replay_headers(collected.reply, end_of_stream)
-                }
-                // Somebody else answers: Envoy itself, at a deadline for one.
-                None => {
-                    self.worker.leave(ticket);
-                    Action::Continue
-                }
-            },
+            State::Replaying(answer) => self.replay_headers(answer, end_of_stream),
+            State::Waiting(ticket, note) => self.collect(ticket, note, end_of_stream),
+            State::Bypassed(reason) => {
+                self.tell_bypass(reason);
+                Action::Continue
+            }
             State::Holding(mut held) => {
                 if held.grace.take().is_some_and(|place| !self.worker.leave_grace(place)) {
                     self.state.set(State::Released(held.released()));
                 }
                 Action::Continue
             }
-            State::Alone(alone) => self.check_deadline(alone, end_of_stream),
-            state @ (State::Released(_) | State::Probing(_)) => self.keep(state, Action::Continue),
+            State::Alone(alone) => {
+                self.tell_bypass(Bypass::Unshared);
+                self.check_deadline(alone, end_of_stream)
+            }
+            State::Released(released) => {
+                self.tell_bypass(Bypass::Streaming);
+                self.keep(State::Released(released), Action::Continue)
+            }
+            State::Probing(probe) => {
+                self.tell_bypass(Bypass::Probe);
+                self.keep(State::Probing(probe), Action::Continue)
+            }
             State::Passing | State::Filling(_) => Action::Continue,
         }
     }
@@ -427,11 +579,12 @@ impl Stream {
     /// The stream has ended, one way or another.
     pub fn on_done(&self) {
         match self.state.take() {
-            State::Waiting(ticket) => self.worker.leave(ticket),
-            State::Alone(alone) => self.worker.passed(alone.sighting, alone.place),
+            State::Waiting(ticket, _) => self.worker.leave(self.id, ticket),
+            State::Alone(alone) => self.worker.passed(alone.sighting, alone.place, alone.policy),
             State::Holding(Held { grace: Some(place), .. }) => drop(self.worker.leave_grace(place)),
             _ => (),
         }
+        self.worker.forget(self.id);
         let (bytes, charged) = self.held.take();
         self.worker.passed_on(bytes, charged);
     }

@@ -1,25 +1,31 @@
 //! What the root context and the streams of one worker share.
 
-use crate::host;
+use crate::answer::{self, Note};
+use crate::host::{self, MapType};
+use crate::http::{Fit, steer};
 use crate::metrics::{Levels, Metrics};
 use crate::sharing::{Departure, News, Sharing};
 use crate::stream::{another_filter_holds, mark_as_passing};
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Catalog, Method, MethodId};
-use collapser_engine::classify::Bypass;
+use collapser_engine::classify::{Bypass, Candidate, Protocol};
 use collapser_engine::commons::{self, Claim};
 use collapser_engine::deadlines::{self, Deadlines};
 use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
 use collapser_engine::grace::{Grace, PATIENCE, Place, Until};
 use collapser_engine::grpc::Code;
+use collapser_engine::http::freshness;
 use collapser_engine::key::{Key, Keyer};
+use collapser_engine::life::Terms;
 use collapser_engine::outbound;
 use collapser_engine::pairs::{self, Pairs};
-use collapser_engine::reply::{MARKER, Reply, Shape};
+use collapser_engine::policy::{Policy, PolicyId};
+use collapser_engine::reply::{MARKER, Reply, Shape, Share};
 use collapser_engine::settings::{Hold, Settings};
 use collapser_engine::sightings::Sighting;
-use collapser_engine::table::{Outcome, Table};
-use collapser_engine::{Nanos, Waiter, nanos};
+use collapser_engine::table::{Arrival, Ask, Outcome, Table};
+use collapser_engine::variants::Variants;
+use collapser_engine::{Nanos, Waiter, nanos, terms};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -47,20 +53,54 @@ const TIMER_SLACK: Duration = Duration::from_millis(10);
 pub struct Request {
     /// Its headers, in the host's form.
     pub headers: Vec<u8>,
-    /// Its one message, with the framing.
+    /// Its body; of gRPC, its one message with the framing.
     pub body: Vec<u8>,
-    /// Its method.
+    /// Its method, if it is gRPC.
     pub method: Option<MethodId>,
+    /// What it speaks.
+    pub protocol: Protocol,
+    /// What applies to it.
+    pub policy: PolicyId,
+    /// Its key, without headers that only replies name.
+    pub primary: Key,
+}
+
+/// A response as the host hands it out.
+pub struct Response {
+    /// Its headers; none if the call was aborted.
+    pub headers: Vec<u8>,
+    /// Its body.
+    pub body: Vec<u8>,
+    /// Its trailers.
+    pub trailers: Vec<u8>,
 }
 
 /// A flight whose call is under way.
-struct Airborne {
-    key: Key,
+pub struct Airborne {
+    /// Its key.
+    pub key: Key,
+    /// Its key without headers that only replies name.
+    pub primary: Key,
     flight: FlightId,
     method: Option<MethodId>,
-    dispatched: Nanos,
+    protocol: Protocol,
+    /// What applies to it.
+    pub policy: PolicyId,
+    /// The headers of a plain HTTP request that led to it.
+    pub leader: Vec<u8>,
+    /// When the call began.
+    pub dispatched: Nanos,
     /// If other workers may wait for it.
     ticket: Option<commons::Ticket>,
+}
+
+/// What has become of a waiter since it took its seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moved {
+    /// It has another seat.
+    To(Ticket),
+    /// It went upstream by itself.
+    Away,
 }
 
 /// The state of one worker.
@@ -71,13 +111,28 @@ pub struct Worker {
     pub metrics: Metrics,
     /// The reply to those who find no place to wait.
     pub full: Rc<Reply>,
+    /// The same for plain HTTP.
+    pub http_full: Rc<Reply>,
+    /// The reply to those who want nothing but what is there, when nothing is.
+    pub missing: Rc<Reply>,
+    /// What other workers are told of a reply that is for its leader alone.
+    for_nobody: Reply,
     /// The reply when the filter chain lacks the body slot.
     pub no_slot: Rc<Reply>,
+    /// The headers with which a local reply asks for a body slot.
+    pub marker: Box<[u8]>,
+    /// What replies have told of variants.
+    pub variants: RefCell<Variants>,
     root: u32,
     queue: u32,
     /// Whether a wake-up is on its way.
     woken: Cell<bool>,
-    keyer: RefCell<Keyer>,
+    /// One for each list of key headers.
+    keyers: Vec<RefCell<Keyer>>,
+    /// Which of them is whose, by the policy's index.
+    keyer_of: Vec<usize>,
+    /// Waiters that are not where they were.
+    moved: RefCell<HashMap<Waiter, Moved>>,
     table: RefCell<Table>,
     catalog: RefCell<Catalog>,
     grace: RefCell<Grace>,
@@ -88,7 +143,6 @@ pub struct Worker {
     slice: Cell<Portion>,
     /// Kept between batches, so that a batch allocates nothing.
     calls: RefCell<Vec<Call>>,
-    marker: Box<[u8]>,
     grpc_timeout: String,
     /// Whether requests are known to be held until they are whole. `None` is not known yet.
     holds: Cell<Option<bool>>,
@@ -104,6 +158,7 @@ impl Worker {
     /// # Errors
     /// If the host refuses a metric or the queue.
     pub fn new(root: u32, settings: Settings) -> host::Result<Self> {
+        let (keyers, keyer_of) = keyers(&settings);
         let full = format!("collapser: {} requests wait already (max_waiters)", settings.max_waiters);
         let no_slot = "collapser: the body slot (a Lua filter) is missing after this filter in http_filters";
         let name = random();
@@ -113,11 +168,18 @@ impl Worker {
         let worker = Self {
             metrics: Metrics::define(name)?,
             full: Rc::new(Reply::failure(Code::RESOURCE_EXHAUSTED, &full)),
+            http_full: Rc::new(Reply::http_failure(503, &format!("{full}\n"))),
+            missing: Rc::new(Reply::http_failure(504, "collapser: no reply is cached (only-if-cached)\n")),
             no_slot: Rc::new(Reply::failure(Code::INTERNAL, no_slot)),
+            for_nobody: Reply::for_nobody(),
+            marker: pairs::block(&[(MARKER, "1")]),
+            variants: RefCell::default(),
             root,
             queue,
             woken: Cell::new(false),
-            keyer: RefCell::new(Keyer::new(settings.key_headers.clone())),
+            keyers,
+            keyer_of,
+            moved: RefCell::default(),
             table: RefCell::new(Table::new(&settings)),
             catalog: RefCell::new(Catalog::new(settings.methods.clone(), settings.pass_after)),
             grace: RefCell::new(Grace::new(nanos(settings.stream_grace))),
@@ -126,7 +188,6 @@ impl Worker {
             sharing: Sharing::new(name, queue, &settings),
             slice: Cell::new(SLICE),
             calls: RefCell::default(),
-            marker: pairs::block(&[(MARKER, "1")]),
             grpc_timeout: outbound::grpc_timeout(settings.backend_timeout),
             holds: Cell::new((settings.hold == Hold::Headers).then_some(true)),
             seen: Cell::new(host::now()),
@@ -203,9 +264,31 @@ impl Worker {
         self.grace.borrow_mut().leave(place)
     }
 
-    /// The key of a request.
-    pub fn key(&self, headers: Pairs<'_>, body: &[u8]) -> Key {
-        self.keyer.borrow_mut().key(headers, body)
+    /// What applies to a request.
+    pub fn policy_of(&self, candidate: &Candidate<'_>) -> PolicyId {
+        let policies = &self.settings.policies;
+        match candidate.protocol {
+            Protocol::Grpc if policies.has_rules() => policies.grpc(candidate.path),
+            Protocol::Grpc => PolicyId::default(),
+            Protocol::Http => policies.http(candidate.path),
+        }
+    }
+
+    /// The policy of this name.
+    pub fn policy(&self, id: PolicyId) -> &Policy {
+        self.settings.policies.get(id)
+    }
+
+    /// What derives the keys of requests to which this policy applies.
+    pub fn keyer(&self, policy: PolicyId) -> &RefCell<Keyer> {
+        let place = self.keyer_of.get(policy.index()).copied().unwrap_or_default();
+        // There is one at least.
+        &self.keyers[place.min(self.keyers.len() - 1)]
+    }
+
+    /// The key of a gRPC request.
+    pub fn key(&self, headers: Pairs<'_>, body: &[u8], policy: PolicyId) -> Key {
+        self.keyer(policy).borrow_mut().key(headers, body)
     }
 
     /// Whether a request that has arrived whole goes upstream by itself: nobody has shared its method's last flights, nor
@@ -216,12 +299,13 @@ impl Worker {
         body: &[u8],
         now: Nanos,
         method: Option<MethodId>,
+        policy: PolicyId,
     ) -> Option<Sighting> {
         if !self.catalog.borrow_mut().came_whole(method) {
             return None;
         }
-        let tag = self.keyer.borrow_mut().tag(headers, body);
-        let sighting = self.table.borrow_mut().pass(tag, now, || self.key(headers, body));
+        let tag = self.keyer(policy).borrow_mut().tag(headers, body);
+        let sighting = self.table.borrow_mut().pass(tag, now, || self.key(headers, body, policy));
         if sighting.is_none() {
             self.catalog.borrow_mut().shared(method);
         }
@@ -249,9 +333,9 @@ impl Worker {
     }
 
     /// A request that went upstream by itself is over.
-    pub fn passed(&self, sighting: Sighting, place: deadlines::Place) {
+    pub fn passed(&self, sighting: Sighting, place: deadlines::Place, policy: PolicyId) {
         self.alone.borrow_mut().leave(place);
-        self.table.borrow_mut().passed(sighting, self.now());
+        self.table.borrow_mut().passed(sighting, nanos(self.policy(policy).ttl), self.now());
     }
 
     /// A request has arrived whole, and goes on with its key.
@@ -261,13 +345,28 @@ impl Worker {
         self.metrics.keyed.add(1);
     }
 
-    /// Looks up a request that has arrived whole. For a leader, what follows in this callback is the root's.
-    pub fn arrive(&self, key: Key, waiter: Waiter, now: Nanos, request: Request) -> Outcome {
-        let outcome = self.table.borrow_mut().arrive(key, waiter, now);
-        self.metrics.requests.add(1);
+    /// What a gRPC request asks for; `steers` says that it has something to say to caches.
+    pub fn ask_grpc(&self, headers: Pairs<'_>, body: &[u8], policy: PolicyId, steers: bool) -> Ask {
+        let key = self.key(headers, body, policy);
+        let mut ask = Ask { early_refresh: self.policy(policy).early_refresh, ..Ask::new(key) };
+        if steers {
+            steer(&mut ask, headers);
+            ask.only_if_cached = false;
+        }
+        ask
+    }
+
+    /// Looks up a request that has arrived whole.
+    pub fn arrive(&self, ask: &Ask, waiter: Waiter, now: Nanos, request: Request) -> Outcome {
+        let Arrival { outcome, refresh } = self.table.borrow_mut().arrive(ask, waiter, now);
         if matches!(outcome, Outcome::Hit(_) | Outcome::Queued(_) | Outcome::Joined(_)) {
             self.catalog.borrow_mut().shared(request.method);
         }
+        if matches!(outcome, Outcome::Unshareable) {
+            // It is counted as what passes.
+            return outcome;
+        }
+        self.metrics.requests.add(1);
         match &outcome {
             Outcome::Hit(_) => self.metrics.hits.add(1),
             Outcome::Queued(_) => {
@@ -275,17 +374,53 @@ impl Worker {
                 self.wake();
             }
             Outcome::Joined(_) => self.metrics.collapsed.add(1),
-            Outcome::Full => self.metrics.refused.add(1),
-            Outcome::Leads(ticket) => {
-                self.depart(Departure { key, flight: ticket.flight, since: now, request }, now);
-            }
+            Outcome::Full | Outcome::Missing => self.metrics.refused.add(1),
+            Outcome::Leads(_) | Outcome::Unshareable => (),
+        }
+        let led = match &outcome {
+            Outcome::Leads(ticket) => Some(ticket.flight),
+            _ => refresh,
+        };
+        if let Some(flight) = led {
+            let is_refresh = refresh.is_some();
+            let anew = ask.anew || is_refresh;
+            self.depart(Departure { key: ask.key, flight, since: now, request, is_refresh, anew }, now);
+            // What follows in this callback is the stream's again. It is there.
+            let _ = host::set_effective_context(waiter);
         }
         outcome
     }
 
     /// A called waiter takes its reply.
-    pub fn collect(&self, ticket: Ticket) -> Option<Collected> {
+    pub fn collect(&self, waiter: Waiter, ticket: Ticket) -> Option<Collected> {
+        let ticket = self.seat(waiter, ticket)?;
         self.table.borrow_mut().collect(ticket)
+    }
+
+    /// Where a waiter is that took this seat; `None` if it went upstream by itself.
+    fn seat(&self, waiter: Waiter, ticket: Ticket) -> Option<Ticket> {
+        let moved = self.moved.borrow();
+        if moved.is_empty() {
+            return Some(ticket);
+        }
+        match moved.get(&waiter) {
+            Some(Moved::To(ticket)) => Some(*ticket),
+            Some(Moved::Away) => None,
+            None => Some(ticket),
+        }
+    }
+
+    /// A waiter whose stream has ended is nowhere.
+    pub fn forget(&self, waiter: Waiter) {
+        let mut moved = self.moved.borrow_mut();
+        if !moved.is_empty() {
+            moved.remove(&waiter);
+        }
+    }
+
+    /// Whether one that took a seat went upstream by itself.
+    pub fn is_released(&self, waiter: Waiter) -> bool {
+        self.moved.borrow().get(&waiter) == Some(&Moved::Away)
     }
 
     /// Envoy has passed on a reply of so many bytes to its caller, or given it up.
@@ -296,20 +431,13 @@ impl Worker {
     }
 
     /// A waiter is gone.
-    pub fn leave(&self, ticket: Ticket) {
+    pub fn leave(&self, waiter: Waiter, ticket: Ticket) {
+        let Some(ticket) = self.seat(waiter, ticket) else { return };
         if self.table.borrow_mut().leave(ticket) {
             self.metrics.abandoned.add(1);
             if self.table.borrow().has_calls() {
                 self.wake();
             }
-        }
-    }
-
-    /// Sends the local reply of the effective stream, which its callbacks then fill in.
-    pub fn send(&self, shape: Shape) -> host::Result<()> {
-        match shape {
-            Shape::Full => host::send_local_response(&self.marker),
-            Shape::TrailersOnly => host::send_local_response(&[]),
         }
     }
 
@@ -352,20 +480,25 @@ impl Worker {
         self.schedule(now);
     }
 
-    /// A dispatched call has ended; `record` reads its response.
-    pub fn on_call_response(&self, token: u32, record: impl FnOnce() -> Reply) {
+    /// A dispatched call has ended; `read` reads its response.
+    pub fn on_call_response(&self, token: u32, read: impl FnOnce() -> Response) {
         let Some(call) = self.airborne.borrow_mut().remove(&token) else { return };
-        let (method, dispatched) = (call.method, call.dispatched);
-        let mut reply = self.in_size(record());
+        let Response { headers, body, trailers } = read();
         let now = self.now();
-        if self.is_late(&reply, now.saturating_sub(dispatched)) {
-            self.catalog.borrow_mut().suspect(method);
-            reply = self.late_reply();
+        let reply = match call.protocol {
+            Protocol::Grpc => self.in_size(Reply::record(&headers, body, &trailers)),
+            Protocol::Http => self.record_http(&call, &headers, body, &trailers),
+        };
+        if self.is_late(&reply, now.saturating_sub(call.dispatched)) {
+            self.catalog.borrow_mut().suspect(call.method);
+            let late = self.late_reply(call.protocol);
+            self.land(call, late, None, now);
+        } else {
+            if reply.streamed {
+                self.streams(call.method);
+            }
+            self.land(call, reply, Some(&headers), now);
         }
-        if reply.streamed {
-            self.streams(method);
-        }
-        self.land(call, reply, now);
         // At least one batch, whatever is left of the slice: a flight with few waiters does not wait.
         self.fan_out(BATCH);
     }
@@ -389,7 +522,7 @@ impl Worker {
         let took = self.now().saturating_sub(departed);
         (took >= nanos(self.settings.backend_timeout)).then(|| {
             self.catalog.borrow_mut().suspect(method);
-            self.late_reply()
+            self.late_reply(Protocol::Grpc)
         })
     }
 
@@ -401,7 +534,9 @@ impl Worker {
         for _ in 0..BATCH.calls {
             let Some(waiter) = self.alone.borrow_mut().next_due(now) else { break };
             // Refused only if the stream is going away.
-            if host::set_effective_context(waiter).and_then(|()| self.send(Shape::TrailersOnly)).is_ok() {
+            let sent =
+                host::set_effective_context(waiter).and_then(|()| host::send_local_response(200, &[], &[]));
+            if sent.is_ok() {
                 self.metrics.failed(Code::DEADLINE_EXCEEDED);
             }
         }
@@ -413,15 +548,29 @@ impl Worker {
     fn is_late(&self, reply: &Reply, took: Nanos) -> bool {
         let limit = self.settings.backend_timeout;
         let least = if reply.is_envoys_timeout() { limit / 2 } else { limit.saturating_sub(TIMER_SLACK) };
-        reply.code == Code::UNAVAILABLE && took >= nanos(least)
+        let is_timeout = match reply.shape {
+            Shape::Http => reply.status == 504,
+            _ => reply.code == Code::UNAVAILABLE,
+        };
+        is_timeout && took >= nanos(least)
     }
 
-    fn late_reply(&self) -> Reply {
+    fn late_reply(&self, protocol: Protocol) -> Reply {
         let limit = collapser_engine::duration::format(self.settings.backend_timeout);
-        let message = format!(
-            "collapser: no answer within {limit} (backend_timeout); if the method streams, exclude it (methods)"
-        );
-        Reply::failure(Code::DEADLINE_EXCEEDED, &message)
+        match protocol {
+            Protocol::Grpc => Reply::failure(
+                Code::DEADLINE_EXCEEDED,
+                &format!(
+                    "collapser: no answer within {limit} (backend_timeout); if the method streams, exclude it (methods)"
+                ),
+            ),
+            Protocol::Http => Reply::http_failure(
+                504,
+                &format!(
+                    "collapser: no answer within {limit} (backend_timeout); if this takes longer, exclude it (rules)\n"
+                ),
+            ),
+        }
     }
 
     /// A reply for which Envoy has no buffer would fail without a word that says why.
@@ -434,29 +583,57 @@ impl Worker {
         Reply::failure(Code::RESOURCE_EXHAUSTED, &message)
     }
 
-    /// This worker's call has ended.
-    fn land(&self, call: Airborne, reply: Reply, now: Nanos) {
-        let code = reply.code;
-        let landing = self.table.borrow_mut().land(call.flight, reply, now);
+    /// This worker's call has ended. `response` has the headers as they came, unless the filter has made the reply.
+    fn land(&self, call: Airborne, mut reply: Reply, response: Option<&[u8]>, now: Nanos) {
+        let (code, failed) = (reply.code, self.has_failed(&reply));
+        let (terms, steers) = match call.protocol {
+            Protocol::Grpc => self.grpc_terms(&call, &mut reply, failed),
+            Protocol::Http => (self.http_terms(&call, &mut reply, response, failed, now), true),
+        };
+        let (streamed, is_private) = (reply.streamed, reply.share == Share::Leader);
+        let landing = self.table.borrow_mut().land(call.flight, reply, terms, failed, now);
         let Some(landing) = landing else { return };
         if let (Some(sharing), Some(ticket)) = (&self.sharing, call.ticket) {
-            sharing.land(&landing.key, ticket, &landing.reply, landing.expires, now);
+            // Nobody but the leader gets to see it; what stands in for it is for all.
+            let is_private = is_private && landing.reply.share == Share::Leader;
+            let told = if is_private { &self.for_nobody } else { &*landing.reply };
+            sharing.land(&landing.key, ticket, told, landing.expires, now);
         }
-        // What fails or streams tells nothing about whether answers are asked for again.
-        if !landing.shared && code == Code::OK && !landing.reply.streamed {
+        // What fails, streams or says for how long it is good tells nothing about whether answers are asked for again.
+        if !landing.shared && code == Code::OK && !streamed && !steers {
             self.catalog.borrow_mut().unshared(call.method);
         }
         self.metrics.flight_ended(now.saturating_sub(landing.started), code);
         self.metrics.evictions.add(landing.evicted);
     }
 
+    /// Whether a reply counts as a failure, for which a stale one may stand in.
+    fn has_failed(&self, reply: &Reply) -> bool {
+        let statuses = &self.settings.stale_statuses;
+        match reply.shape {
+            Shape::Http => statuses.contains_http(reply.status),
+            _ => statuses.contains_grpc(reply.code.0),
+        }
+    }
+
+    /// The terms for a gRPC reply, and whether its backend has said for how long it is good.
+    fn grpc_terms(&self, call: &Airborne, reply: &mut Reply, failed: bool) -> (Terms, bool) {
+        let Some(headers) = Pairs::parse(&reply.headers) else { return (Terms::default(), false) };
+        let verdict = freshness::judge_grpc(headers);
+        let policy = self.policy(call.policy);
+        let (share, terms) = terms::of_grpc(reply, &verdict, policy, self.settings.cache_errors, failed);
+        reply.share = share;
+        (terms, verdict.ttl.is_some())
+    }
+
     /// Another worker's reply ends a flight of this one.
-    fn land_shared(&self, departure: &Departure, reply: Reply, expires: Nanos, now: Nanos) {
+    fn land_shared(&self, departure: &Departure, reply: Reply, now: Nanos) {
         self.catalog.borrow_mut().shared(departure.request.method);
         if reply.streamed {
             self.streams(departure.request.method);
         }
-        let landing = self.table.borrow_mut().land_until(departure.flight, reply, now, expires);
+        let failed = self.has_failed(&reply);
+        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, failed, now);
         self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
         self.wake();
     }
@@ -465,9 +642,9 @@ impl Worker {
     fn on_message(&self, message: &[u8]) {
         let news = self.sharing.as_ref().and_then(|sharing| sharing.read(message));
         match news {
-            Some(News::Reply { departure, reply, expires }) => {
-                self.metrics.collapsed.add(1);
-                self.land_shared(&departure, reply, expires, self.now());
+            Some(News::Reply { departure, reply }) => {
+                self.metrics.collapsed.add(usize::from(!departure.is_refresh));
+                self.land_shared(&departure, reply, self.now());
             }
             Some(News::Gone(departure)) => self.depart(departure, self.now()),
             None => (),
@@ -476,25 +653,30 @@ impl Worker {
 
     /// Gets a flight its reply: by a call, or from another worker.
     fn depart(&self, departure: Departure, now: Nanos) {
-        let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&departure.key, now)));
+        let Departure { key, anew, .. } = departure;
+        let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&key, anew, now)));
         match claim {
-            Some((_, Claim::Fly(ticket))) => self.fly(&departure, Some(ticket), now),
-            None | Some((_, Claim::Unshared)) => self.fly(&departure, None, now),
+            Some((_, Claim::Fly(ticket))) => self.fly(departure, Some(ticket), now),
+            None | Some((_, Claim::Unshared)) => self.fly(departure, None, now),
             Some((sharing, Claim::Wait(watch))) => sharing.watch(watch, departure),
-            Some((_, Claim::Take { reply, expires })) => {
-                self.metrics.hits.add(1);
-                self.land_shared(&departure, reply, expires, now);
+            Some((_, Claim::Take { reply, .. })) => {
+                self.metrics.hits.add(usize::from(!departure.is_refresh));
+                self.land_shared(&departure, reply, now);
             }
         }
     }
 
     /// Sends a flight off. The root context does it, which outlives all callers: a call dispatched by a stream dies with
     /// the stream.
-    fn fly(&self, departure: &Departure, ticket: Option<commons::Ticket>, now: Nanos) {
+    fn fly(&self, departure: Departure, ticket: Option<commons::Ticket>, now: Nanos) {
         self.metrics.backend_calls.add(1);
+        self.metrics.refreshes.add(usize::from(departure.is_refresh));
         let Departure { key, flight, request, .. } = departure;
-        let call = Airborne { key: *key, flight: *flight, method: request.method, dispatched: now, ticket };
-        if let Ok(token) = self.dispatch(request) {
+        let token = self.dispatch(&request);
+        let Request { method, protocol, policy, primary, headers: leader, .. } = request;
+        let call =
+            Airborne { key, primary, flight, method, protocol, policy, leader, dispatched: now, ticket };
+        if let Ok(token) = token {
             self.airborne.borrow_mut().insert(token, call);
             return;
         }
@@ -502,13 +684,20 @@ impl Worker {
         let message = format!(
             "collapser: Envoy refused the call to cluster \"{cluster}\": it does not exist, has no host, or its circuit breaker is open"
         );
-        self.land(call, Reply::failure(Code::UNAVAILABLE, &message), now);
+        let refused = match protocol {
+            Protocol::Grpc => Reply::failure(Code::UNAVAILABLE, &message),
+            Protocol::Http => Reply::http_failure(503, &format!("{message}\n")),
+        };
+        self.land(call, refused, None, now);
         self.wake();
     }
 
     fn dispatch(&self, request: &Request) -> host::Result<u32> {
         let leader = Pairs::parse(&request.headers).ok_or(host::Refused)?;
-        let headers = outbound::headers(leader, &self.grpc_timeout);
+        let headers = match request.protocol {
+            Protocol::Grpc => outbound::headers(leader, &self.grpc_timeout),
+            Protocol::Http => outbound::http_headers(leader),
+        };
         host::set_effective_context(self.root)?;
         host::http_call(&self.settings.cluster, &headers, &request.body, self.settings.backend_timeout)
     }
@@ -552,13 +741,63 @@ impl Worker {
     }
 
     fn answer(&self, call: &Call, now: Nanos) {
-        let sent = host::set_effective_context(call.waiter).and_then(|()| self.send(call.shape));
+        let reply = self.table.borrow().reply(call.ticket).map(Rc::clone);
+        let sent = host::set_effective_context(call.waiter)
+            .and_then(|()| reply.ok_or(host::Refused))
+            .and_then(|reply| self.answer_with(call, &reply, now));
         if sent.is_err() {
             // The caller vanished without a word.
-            self.leave(call.ticket);
-        } else if !call.leader {
-            self.metrics.follower_waited(now.saturating_sub(call.joined));
+            self.leave(call.waiter, call.ticket);
         }
+    }
+
+    /// Answers the effective stream, which is a called waiter, with its flight's reply if that is for it.
+    fn answer_with(&self, call: &Call, reply: &Reply, now: Nanos) -> host::Result<()> {
+        match self.fit(call, reply, now) {
+            Fit::Answer => {
+                let note = Note(call.note);
+                let has_it =
+                    answer::is_not_modified(reply, note, || host::header_map(MapType::RequestHeaders));
+                answer::send(reply, note, has_it, self)?;
+                if !call.leader {
+                    self.metrics.follower_waited(now.saturating_sub(call.joined));
+                }
+                Ok(())
+            }
+            Fit::Release => self.release(call),
+            Fit::Again(key) => self.arrive_again(call, key, now),
+        }
+    }
+
+    /// The effective stream, a called waiter, makes a call of its own.
+    fn release(&self, call: &Call) -> host::Result<()> {
+        self.unseat(call, Moved::Away);
+        self.metrics.released.add(1);
+        mark_as_passing(false);
+        host::resume_request()
+    }
+
+    /// The effective stream, a called waiter, asks again with another key.
+    fn arrive_again(&self, call: &Call, key: Key, now: Nanos) -> host::Result<()> {
+        let request = self.request_again().ok_or(host::Refused)?;
+        let ask = Ask { note: call.note, ..Ask::new(key) };
+        let outcome = self.table.borrow_mut().arrive_again(&ask, call.waiter, now);
+        match outcome {
+            Outcome::Queued(ticket) | Outcome::Joined(ticket) => self.unseat(call, Moved::To(ticket)),
+            Outcome::Leads(ticket) => {
+                self.unseat(call, Moved::To(ticket));
+                let (flight, is_refresh, anew) = (ticket.flight, false, false);
+                self.depart(Departure { key, flight, since: now, request, is_refresh, anew }, now);
+            }
+            _ => return self.release(call),
+        }
+        Ok(())
+    }
+
+    /// A called waiter gives up its seat, but is still there.
+    fn unseat(&self, call: &Call, moved: Moved) {
+        self.moved.borrow_mut().insert(call.waiter, moved);
+        self.table.borrow_mut().leave(call.ticket);
     }
 
     /// A tick that comes late tells that the event loop was busy and that callers' messages may lie
@@ -632,4 +871,19 @@ impl Worker {
 fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// What derives keys, one for each list of key headers, and which of them is whose, by the policy's index.
+fn keyers(settings: &Settings) -> (Vec<RefCell<Keyer>>, Vec<usize>) {
+    let mut lists: Vec<&[String]> = Vec::new();
+    let mut keyer_of = Vec::new();
+    for (_, policy) in settings.policies.all() {
+        let found = lists.iter().position(|list| *list == policy.key_headers);
+        keyer_of.push(found.unwrap_or_else(|| {
+            lists.push(&policy.key_headers);
+            lists.len() - 1
+        }));
+    }
+    let keyers = lists.into_iter().map(|list| RefCell::new(Keyer::new(list.to_vec()))).collect();
+    (keyers, keyer_of)
 }

@@ -117,11 +117,7 @@ pub enum Protocol {
 ///
 /// # Errors
 /// Why the request must pass untouched.
-pub fn classify<'a>(
-    headers: Pairs<'a>,
-    no_body: bool,
-    settings: &Settings,
-) -> Result<Candidate<'a>, Bypass> {
+pub fn classify<'a>(headers: Pairs<'a>, no_body: bool, settings: &Settings) -> Result<Candidate<'a>, Bypass> {
     let (mut method, mut authority) = (None, false);
     let (mut path, mut content_type) = (None, None);
     let (mut repeated, mut steers) = (false, false);

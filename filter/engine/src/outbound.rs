@@ -32,11 +32,12 @@ const STEERING: [&[u8]; 7] = [
 /// and each is then told whether what it has will do.
 const CONDITIONS: [&[u8]; 2] = [b"if-none-match", b"if-modified-since"];
 
-/// The headers of a plain HTTP flight, in the host's form.
+/// The headers of a plain HTTP flight, in the host's form. HEAD becomes GET, whose reply answers both.
 pub fn http_headers(leader: Pairs<'_>) -> Box<[u8]> {
     let mut headers = PairsBuilder::with_capacity(leader.len());
     for (name, value) in leader.iter().filter(|(name, _)| is_repeated(name) && !CONDITIONS.contains(name)) {
-        headers.push(name, value);
+        let is_head = name == b":method" && value == b"HEAD";
+        headers.push(name, if is_head { b"GET" } else { value });
     }
     headers.build()
 }
@@ -102,8 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn a_leaders_own_conditions_are_not_everybodys() {
+    fn what_the_leader_alone_wants_is_not_everybodys() {
         let leader = block(&[
+            (":method", "HEAD"),
             (":path", "/a"),
             ("if-none-match", "\"1\""),
             ("if-modified-since", "x"),
@@ -111,7 +113,7 @@ mod tests {
             ("x-envoy-max-retries", "9"),
         ]);
         let headers = http_headers(Pairs::parse(&leader).unwrap());
-        assert_eq!(headers, block(&[(":path", "/a"), ("accept", "text/html")]));
+        assert_eq!(headers, block(&[(":method", "GET"), (":path", "/a"), ("accept", "text/html")]));
     }
 
     #[test]

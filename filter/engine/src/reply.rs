@@ -126,7 +126,7 @@ impl Reply {
         let mut headers = PairsBuilder::default();
         headers.push(b":status", status.to_string().as_bytes()).push(b"content-type", b"text/plain");
         headers.push(b"cache-control", b"no-store");
-        Self::http(headers, status, message.as_bytes().to_vec(), Box::default(), true)
+        Self::http(headers, status, message.as_bytes().to_vec(), Box::default())
     }
 
     /// Word for another worker that a reply is not for those who wait there.
@@ -134,9 +134,9 @@ impl Reply {
         Self { share: Share::Nobody, ..Self::without_body(Box::default(), Code::OK) }
     }
 
-    /// Records an upstream response to a plain HTTP request: header blocks as the host hands them out, and the body.
-    /// `to_head` says that HEAD was asked, whose answer tells the length of a body that it does not have.
-    pub fn record_http(headers: &[u8], body: Vec<u8>, trailers: &[u8], to_head: bool) -> Self {
+    /// Records an upstream response to a plain HTTP request other than HEAD: header blocks as the host hands them out, and
+    /// the body.
+    pub fn record_http(headers: &[u8], body: Vec<u8>, trailers: &[u8]) -> Self {
         let (Some(headers), Some(trailers)) = (Pairs::parse(headers), Pairs::parse(trailers)) else {
             return Self::http_failure(502, "collapser: unreadable headers in the upstream's response\n");
         };
@@ -148,17 +148,13 @@ impl Reply {
         headers.iter().filter(|(name, _)| stays(name)).for_each(|(name, value)| {
             kept.push(name, value);
         });
-        let length = headers.first(b"content-length").filter(|_| to_head);
-        length.into_iter().for_each(|length| {
-            kept.push(b"content-length", length);
-        });
-        Self::http(kept, status, body, endtoend(trailers).build(), !to_head)
+        Self::http(kept, status, body, endtoend(trailers).build())
     }
 
-    fn http(mut headers: PairsBuilder, status: u16, body: Vec<u8>, trailers: Box<[u8]>, has_body: bool) -> Self {
+    fn http(mut headers: PairsBuilder, status: u16, body: Vec<u8>, trailers: Box<[u8]>) -> Self {
         let is_empty = Pairs::parse(&trailers).is_none_or(|trailers| trailers.len() == 0);
         // A length and trailers do not go together in HTTP/1.
-        if has_body && is_empty && !matches!(status, 100..=199 | 204 | 304) {
+        if is_empty && !matches!(status, 100..=199 | 204 | 304) {
             headers.push(b"content-length", body.len().to_string().as_bytes());
         }
         Self {

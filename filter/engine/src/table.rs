@@ -159,9 +159,7 @@ impl Table {
     /// is called in its turn.
     pub fn arrive_again(&mut self, ask: &Ask, waiter: Waiter, now: Nanos) -> Outcome {
         match self.look_up(&Ask { early_refresh: 0.0, ..*ask }, now) {
-            Some((reply, by, _)) => {
-                Outcome::Queued(self.flights.queue(reply, by, waiter, now, ask.note))
-            }
+            Some((reply, by, _)) => Outcome::Queued(self.flights.queue(reply, by, waiter, now, ask.note)),
             None => self.wait(ask, waiter, now),
         }
     }
@@ -286,7 +284,7 @@ impl Table {
             Share::Variant(ref key) => key,
             Share::Leader | Share::Nobody => {
                 // Whoever comes after a failure does well to wait: the next reply may be for all.
-                if !failed {
+                if !failed || reply.share == Share::Nobody {
                     self.unshareable.remember(key, now.saturating_add(self.unshareable_for));
                 }
                 return 0;
@@ -907,7 +905,9 @@ mod tests {
         let ticket = lead(&mut table, 1, 1, 0);
         table.land(ticket.flight, of_weight(1), Terms { ttl: 3_600 * SECOND, ..TTL }, false, 0);
         assert_eq!(calls(&mut table).len(), 1);
-        let Outcome::Queued(second) = table.arrive(&Ask::new(numbered(1)), 2, 0).outcome else { panic!("there was room") };
+        let Outcome::Queued(second) = table.arrive(&Ask::new(numbered(1)), 2, 0).outcome else {
+            panic!("there was room")
+        };
         assert!(calls(&mut table).is_empty() && !table.has_calls());
         let later = crate::budget::LAPSE * 1_000_000_000;
         table.lapse(later);

@@ -8,7 +8,7 @@
 use super::bucket::Bucket;
 use super::*;
 use crate::key::tests::numbered;
-use crate::reply::{Share, Shape};
+use crate::reply::{Shape, Share};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};

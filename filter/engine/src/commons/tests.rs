@@ -327,8 +327,7 @@ fn a_bucket_has_its_part_of_the_cache() {
 
 #[test]
 fn who_wants_it_anew_flies_though_a_reply_is_there_but_joins_a_flight() {
-    let memory = Memory::default();
-    Commons::create_slots(&memory);
+    let memory = Memory::new();
     let mut all = members(3, &memory);
     let ticket = fly(&mut all[0], 1, NOW, &memory);
     all[0].land(ticket, &of_weight(1), LATER, NOW, &memory);
