@@ -31,6 +31,13 @@ async fn what_only_a_flight_or_a_cache_needs_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_rule_may_change_keys_but_not_the_cache() {
+    let rule = json!({"match": "/*", "key_headers": ["x-tenant"], "cache_duration": "1s"});
+    assert_refused(json!({"rules": [rule]}), &["rules[0].cache_duration is set, but mode is \"affinity\""])
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_cannot_hold_headers_is_refused() {
     assert_refused(json!({"hold": "filter"}), &["hold is \"filter\", but mode is \"affinity\""]).await;
 }

@@ -81,6 +81,24 @@ async fn a_pattern_that_names_no_method_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_fault_within_a_setting_is_named_with_its_place() {
+    let settings = json!({
+        "http": {"methods": ["TRACE"]},
+        "rules": [{"match": "/*", "cache_duration": "25h"}, {"match": "/a"}]
+    });
+    let words =
+        ["http.methods", "TRACE", "rules[0].cache_duration", "25h", "from 0 to 24h", "rules[1]", "nothing"];
+    assert_refused(settings, &words).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_that_can_never_match_is_refused() {
+    let rule = |path: &str| json!({"match": path, "collapse": false});
+    let settings = json!({"rules": [rule("/a.B/*"), rule("/a.B/C")]});
+    assert_refused(settings, &["rules[1] can never match", "rules[0]", "the narrower rule first"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn several_faults_are_told_together() {
     let settings = json!({"cache_duration": "soon", "max_waiters": -1, "nonsense": true});
     assert_refused(settings, &["cache_duration", "soon", "max_waiters", "-1", "nonsense"]).await;
