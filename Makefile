@@ -103,7 +103,7 @@ test: test-unit test-wasm test-host-calls test-e2e test-istio test-affinity test
 .PHONY: test-unit
 test-unit: check-rust ## The engine's tests, and those of the load generator and demo backend
 	@cargo test --package collapser-engine
-	@cargo test --release --package collapser-loadgen --lib --bins --test backend
+	@cargo test --release --package collapser-loadgen --lib --bins --test backend --test http_backend
 
 .PHONY: test-wasm
 test-wasm: wasm-tools ## The engine's tests again, on 32-bit Wasm under Node

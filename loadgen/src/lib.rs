@@ -6,6 +6,8 @@ pub mod args;
 pub mod backend;
 pub mod fleet;
 pub mod http_ask;
+pub mod http_backend;
+pub mod http_load;
 pub mod load;
 pub mod payload;
 pub mod progress;

@@ -127,6 +127,12 @@ impl Report {
         self
     }
 
+    /// The report with the number of backend calls, for whoever has counted them.
+    pub fn with_backend_calls(mut self, backend_calls: u64) -> Self {
+        self.backend_calls = Some(backend_calls);
+        self.with_rates()
+    }
+
     /// Whether every call was answered, and rightly.
     pub fn is_clean(&self) -> bool {
         self.failed == 0 && self.wrong == 0

@@ -18,7 +18,7 @@ const BACKLOG: u32 = 4096;
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 
 /// A listener with its connections. Ends when stopped or dropped.
-pub(super) struct Server {
+pub(crate) struct Server {
     addr: SocketAddr,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -26,7 +26,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Binds `addr` and runs `connection` for every connection accepted there.
-    pub(super) fn start<F, C>(addr: SocketAddr, connection: F) -> anyhow::Result<Self>
+    pub(crate) fn start<F, C>(addr: SocketAddr, connection: F) -> anyhow::Result<Self>
     where
         F: Fn(TcpStream) -> C + Send + 'static,
         C: Future<Output = ()> + Send + 'static,
@@ -38,11 +38,11 @@ impl Server {
         Ok(Self { addr, stop, task })
     }
 
-    pub(super) fn addr(&self) -> SocketAddr {
+    pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    pub(super) async fn stop(self) {
+    pub(crate) async fn stop(self) {
         drop(self.stop);
         // An error here is a panic in the accept loop, which has closed everything too.
         let _ = self.task.await;

@@ -5,7 +5,7 @@
 mod calls;
 mod grpc;
 mod http;
-mod listen;
+pub(crate) mod listen;
 mod service;
 
 use std::collections::HashMap;

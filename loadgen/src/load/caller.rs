@@ -9,12 +9,15 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
+use super::drive::Calls;
 use super::options::{KeyOrder, LoadOptions};
+use super::tally::Outcome;
 use crate::MAX_MESSAGE_BYTES;
 use crate::args::metadata_map;
 use crate::payload::payload_matches;
 use crate::proto::demo_client::DemoClient;
 use crate::proto::{ComputeReply, ComputeRequest};
+use crate::report::status_name;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -27,16 +30,6 @@ const CALL_BUFFER: usize = 16 * 1024;
 
 /// Calls given up on, whose late answers must not end the connection.
 const MAX_RESETS: usize = 1_000_000;
-
-/// What became of a call.
-pub(super) enum Outcome {
-    /// The right answer.
-    Right,
-    /// An answer, but not to this question.
-    Wrong(String),
-    /// A status other than OK.
-    Failed(Status),
-}
 
 /// Everything that the calls of one load have in common.
 pub(super) struct Caller {
@@ -67,25 +60,6 @@ impl Caller {
             timeout: options.timeout,
             send_grpc_timeout: options.send_grpc_timeout,
         })
-    }
-
-    /// Makes the call with this number, from 0, which decides on connection and key.
-    pub(super) async fn call(&self, number: u64) -> Outcome {
-        let key = self.key(number);
-        let connection = (number % self.clients.len() as u64) as usize;
-        let mut client = self.clients[connection].clone();
-        let answer = client.compute(self.request(&key));
-        let answer = match self.timeout {
-            Some(limit) => tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
-                let message = format!("no answer within {limit:?}; the client gave up");
-                Err(Status::deadline_exceeded(message))
-            }),
-            None => answer.await,
-        };
-        match answer {
-            Ok(reply) => self.judge(&key, reply.get_ref()),
-            Err(status) => Outcome::Failed(as_deadline(status)),
-        }
     }
 
     fn key(&self, number: u64) -> String {
@@ -126,6 +100,46 @@ impl Caller {
         }
         Outcome::Right
     }
+}
+
+impl Calls for Caller {
+    /// The number decides on connection and key.
+    async fn call(&self, number: u64) -> Outcome {
+        let key = self.key(number);
+        let connection = (number % self.clients.len() as u64) as usize;
+        let mut client = self.clients[connection].clone();
+        let answer = client.compute(self.request(&key));
+        let answer = match self.timeout {
+            Some(limit) => tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
+                let message = format!("no answer within {limit:?}; the client gave up");
+                Err(Status::deadline_exceeded(message))
+            }),
+            None => answer.await,
+        };
+        match answer {
+            Ok(reply) => self.judge(&key, reply.get_ref()),
+            Err(status) => failed(&as_deadline(status)),
+        }
+    }
+}
+
+fn failed(status: &Status) -> Outcome {
+    Outcome::Failed { status: status_name(status.code()).into(), message: words(status) }
+}
+
+/// The status message, and what caused it, where the client itself made it up:
+/// "transport error" alone helps nobody.
+fn words(status: &Status) -> String {
+    let mut words = status.message().to_owned();
+    let source = std::error::Error::source(status);
+    for cause in std::iter::successors(source, |error| error.source()) {
+        let cause = cause.to_string();
+        if !words.contains(&cause) {
+            words.push_str(": ");
+            words.push_str(&cause);
+        }
+    }
+    words
 }
 
 /// A deadline that tonic's client enforces itself comes out as CANCELLED; callers

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::caller::{Caller, Outcome};
 use super::options::LoadMode;
-use super::tally::Tally;
+use super::tally::{Outcome, Tally};
 
 /// Time for the servers' settings to arrive, and for the calls of a burst to line up.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -18,10 +17,16 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// with as many calls as the machine can make.
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 
+/// What can be called again and again, from many tasks at once.
+pub(crate) trait Calls: Send + Sync + 'static {
+    /// Makes the call with this number, from 0, and judges the answer.
+    fn call(&self, number: u64) -> impl Future<Output = Outcome> + Send;
+}
+
 /// Makes all calls and waits for their ends. Returns how long that took.
-pub(super) async fn drive(
+pub(super) async fn drive<C: Calls>(
     mode: &LoadMode,
-    caller: &Arc<Caller>,
+    caller: &Arc<C>,
     tally: &Arc<Tally>,
 ) -> anyhow::Result<Duration> {
     tokio::time::sleep(SETTLE).await;
@@ -37,7 +42,7 @@ pub(super) async fn drive(
 
 /// Lines all calls up behind a gate, then opens it. Latency counts from there, so
 /// that it includes what a call waits for its turn on a connection.
-async fn burst(calls: u64, caller: &Arc<Caller>, tally: &Arc<Tally>) -> anyhow::Result<Duration> {
+async fn burst<C: Calls>(calls: u64, caller: &Arc<C>, tally: &Arc<Tally>) -> anyhow::Result<Duration> {
     let (gate, closed) = watch::channel(None::<Instant>);
     let mut tasks = JoinSet::new();
     for number in 0..calls {
@@ -60,10 +65,10 @@ async fn burst(calls: u64, caller: &Arc<Caller>, tally: &Arc<Tally>) -> anyhow::
 }
 
 /// Keeps `workers` calls in the air until the time is up, then lets them end.
-async fn sustain(
+async fn sustain<C: Calls>(
     workers: usize,
     duration: Duration,
-    caller: &Arc<Caller>,
+    caller: &Arc<C>,
     tally: &Arc<Tally>,
 ) -> anyhow::Result<Duration> {
     let numbers = Arc::new(AtomicU64::new(0));
@@ -76,7 +81,7 @@ async fn sustain(
             while start.elapsed() < duration {
                 let sent = Instant::now();
                 let outcome = caller.call(numbers.fetch_add(1, Relaxed)).await;
-                let failed = matches!(outcome, Outcome::Failed(_));
+                let failed = matches!(outcome, Outcome::Failed { .. });
                 tally.record(sent.elapsed(), outcome);
                 if failed {
                     tokio::time::sleep(FAILURE_PAUSE).await;
@@ -90,10 +95,10 @@ async fn sustain(
 
 /// Makes each call at its time, late or not, and counts its latency from the time
 /// it was meant for: a stall then shows in every call that it held up.
-async fn pace(
+async fn pace<C: Calls>(
     calls: u64,
     per_second: f64,
-    caller: &Arc<Caller>,
+    caller: &Arc<C>,
     tally: &Arc<Tally>,
 ) -> anyhow::Result<Duration> {
     let mut tasks = JoinSet::new();

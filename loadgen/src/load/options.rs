@@ -129,7 +129,7 @@ impl LoadOptions {
 }
 
 impl LoadMode {
-    fn validate(&self) -> anyhow::Result<()> {
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
         match *self {
             Self::Burst { calls } => ensure!(calls > 0, "there must be at least one call"),
             Self::Workers { workers, duration } => {
@@ -176,7 +176,7 @@ impl LoadMode {
 }
 
 /// Reads `http://host:port` and says what is wrong with anything else.
-pub(super) fn parse_http_uri(text: &str) -> anyhow::Result<Uri> {
+pub(crate) fn parse_http_uri(text: &str) -> anyhow::Result<Uri> {
     let uri: Uri = text.parse().with_context(|| format!("`{text}` is not a URI; write http://host:port"))?;
     match uri.scheme_str() {
         Some("http") => {}

@@ -1,17 +1,16 @@
 //! Counts outcomes and latencies while a load runs.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hdrhistogram::Histogram;
-use tonic::Status;
 
-use super::caller::Outcome;
-use super::options::{LoadMode, LoadOptions};
+use super::options::LoadMode;
 use crate::lock;
-use crate::report::{ErrorCount, LatencyMs, Report, status_name};
+use crate::report::{ErrorCount, LatencyMs, Report};
 
 /// Latencies are kept from 1 µs to an hour, to three digits.
 const MAX_MICROS: u64 = 3_600_000_000;
@@ -32,7 +31,30 @@ pub struct Progress {
     pub duration: Option<Duration>,
 }
 
-pub(super) struct Tally {
+/// What became of a call.
+pub(crate) enum Outcome {
+    /// The right answer.
+    Right,
+    /// An answer, but not to this question. Says what is wrong with it.
+    Wrong(String),
+    /// A status that is no success, or no answer.
+    Failed {
+        /// The status's name.
+        status: Cow<'static, str>,
+        /// What else is known of it.
+        message: String,
+    },
+}
+
+/// What a report is about.
+pub(crate) struct Subject<'a> {
+    pub(crate) target: &'a str,
+    pub(crate) connections: usize,
+    pub(crate) keys: u64,
+}
+
+pub(crate) struct Tally {
+    mode: &'static str,
     start: OnceLock<Instant>,
     calls: Option<u64>,
     duration: Option<Duration>,
@@ -45,14 +67,15 @@ struct Counts {
     failed: u64,
     wrong: u64,
     wrong_sample: Option<String>,
-    errors: BTreeMap<&'static str, ErrorCount>,
+    errors: BTreeMap<Cow<'static, str>, ErrorCount>,
 }
 
 impl Tally {
-    pub(super) fn new(mode: &LoadMode) -> anyhow::Result<Self> {
+    pub(crate) fn new(mode: &LoadMode) -> anyhow::Result<Self> {
         let latency =
             Histogram::new_with_bounds(1, MAX_MICROS, DIGITS).context("a histogram of latencies")?;
         Ok(Self {
+            mode: mode.name(),
             start: OnceLock::new(),
             calls: mode.calls(),
             duration: mode.duration(),
@@ -68,11 +91,11 @@ impl Tally {
     }
 
     /// Starts the clock that [`Progress`] shows.
-    pub(super) fn start(&self) {
+    pub(crate) fn start(&self) {
         self.start.get_or_init(Instant::now);
     }
 
-    pub(super) fn record(&self, latency: Duration, outcome: Outcome) {
+    pub(crate) fn record(&self, latency: Duration, outcome: Outcome) {
         let micros = u64::try_from(latency.as_micros()).unwrap_or(MAX_MICROS);
         let mut counts = lock(&self.counts);
         counts.latency.saturating_record(micros.max(1));
@@ -82,15 +105,14 @@ impl Tally {
                 counts.wrong += 1;
                 counts.wrong_sample.get_or_insert(what);
             }
-            Outcome::Failed(status) => {
+            Outcome::Failed { status, message } => {
                 counts.failed += 1;
-                let error = counts.errors.entry(status_name(status.code()));
-                error.or_insert_with(|| ErrorCount::new(words(&status))).count += 1;
+                counts.errors.entry(status).or_insert_with(|| ErrorCount::new(message)).count += 1;
             }
         }
     }
 
-    pub(super) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         let counts = lock(&self.counts);
         let bad = counts.failed + counts.wrong;
         Progress {
@@ -102,23 +124,23 @@ impl Tally {
         }
     }
 
-    pub(super) fn report(
+    pub(crate) fn report(
         &self,
-        options: &LoadOptions,
+        subject: Subject<'_>,
         elapsed: Duration,
         backend_calls: Option<u64>,
     ) -> Report {
         let counts = lock(&self.counts);
         let errors = counts.errors.iter();
         let report = Report {
-            mode: options.mode.name().to_owned(),
-            target: options.target.clone(),
-            connections: options.connections as u64,
-            keys: options.keys,
+            mode: self.mode.to_owned(),
+            target: subject.target.to_owned(),
+            connections: subject.connections as u64,
+            keys: subject.keys,
             calls: counts.ok + counts.failed + counts.wrong,
             ok: counts.ok,
             failed: counts.failed,
-            errors: errors.map(|(name, error)| ((*name).to_owned(), error.clone())).collect(),
+            errors: errors.map(|(name, error)| (name.to_string(), error.clone())).collect(),
             wrong: counts.wrong,
             wrong_sample: counts.wrong_sample.clone(),
             elapsed_seconds: elapsed.as_secs_f64(),
@@ -131,41 +153,31 @@ impl Tally {
     }
 }
 
-/// The status message, and what caused it, where the client itself made it up:
-/// "transport error" alone helps nobody.
-fn words(status: &Status) -> String {
-    let mut words = status.message().to_owned();
-    let source = std::error::Error::source(status);
-    for cause in std::iter::successors(source, |error| error.source()) {
-        let cause = cause.to_string();
-        if !words.contains(&cause) {
-            words.push_str(": ");
-            words.push_str(&cause);
-        }
-    }
-    words
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SUBJECT: Subject<'static> = Subject { target: "http://127.0.0.1:1", connections: 1, keys: 1 };
+
+    fn failed(message: &str) -> Outcome {
+        Outcome::Failed { status: "UNAVAILABLE".into(), message: message.to_owned() }
+    }
+
     #[test]
     fn counts_every_outcome() {
-        let options = LoadOptions::burst("http://127.0.0.1:1", 5);
-        let tally = Tally::new(&options.mode).unwrap();
+        let tally = Tally::new(&LoadMode::Burst { calls: 5 }).unwrap();
         tally.start();
         let ms = Duration::from_millis;
         tally.record(ms(10), Outcome::Right);
         tally.record(ms(20), Outcome::Right);
         tally.record(ms(30), Outcome::Wrong("first".into()));
-        tally.record(ms(40), Outcome::Failed(Status::unavailable("gone")));
-        tally.record(ms(50), Outcome::Failed(Status::unavailable("gone again")));
+        tally.record(ms(40), failed("gone"));
+        tally.record(ms(50), failed("gone again"));
 
         let progress = tally.progress();
         assert_eq!((progress.ended, progress.bad, progress.calls), (5, 3, Some(5)));
 
-        let report = tally.report(&options, Duration::from_secs(2), Some(2));
+        let report = tally.report(SUBJECT, Duration::from_secs(2), Some(2));
         assert_eq!((report.calls, report.ok), (5, 2));
         assert_eq!((report.failed, report.wrong), (2, 1));
         assert_eq!(report.wrong_sample.as_deref(), Some("first"));
@@ -177,11 +189,10 @@ mod tests {
 
     #[test]
     fn a_latency_beyond_the_range_is_kept_at_its_end() {
-        let options = LoadOptions::burst("http://127.0.0.1:1", 2);
-        let tally = Tally::new(&options.mode).unwrap();
+        let tally = Tally::new(&LoadMode::Burst { calls: 2 }).unwrap();
         tally.record(Duration::ZERO, Outcome::Right);
         tally.record(Duration::from_secs(86_400), Outcome::Right);
-        let report = tally.report(&options, Duration::from_secs(1), None);
+        let report = tally.report(SUBJECT, Duration::from_secs(1), None);
         assert_eq!(report.latency_ms.min, 0.001);
         assert!(report.latency_ms.max >= 3_600_000.0);
     }
