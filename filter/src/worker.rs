@@ -385,8 +385,10 @@ impl Worker {
             let is_refresh = refresh.is_some();
             let anew = ask.anew || is_refresh;
             self.depart(Departure { key: ask.key, flight, since: now, request, is_refresh, anew }, now);
-            // What follows in this callback is the stream's again. It is there.
-            let _ = host::set_effective_context(waiter);
+            // What follows in this callback may be the stream's again. It is there.
+            if is_refresh || self.settings.filter_state {
+                let _ = host::set_effective_context(waiter);
+            }
         }
         outcome
     }

@@ -3,13 +3,13 @@
 use crate::{body, header_name, key, reply, request_headers};
 use collapser_engine::flights::{Call, Collected, Portion, Ticket};
 use collapser_engine::key::{self as keys, Key};
+use collapser_engine::life::Terms;
 use collapser_engine::pairs::Pairs;
 use collapser_engine::reply::Reply;
 use collapser_engine::settings::Settings;
-use collapser_engine::table::{Outcome, Table};
+use collapser_engine::table::{Ask, Outcome, Table};
 use collapser_engine::{Nanos, Waiter};
 use std::hint::black_box;
-use std::time::Duration;
 
 /// Something whose speed is measured.
 pub trait Operation {
@@ -108,13 +108,15 @@ const LATER: Nanos = Nanos::MAX / 2;
 /// A table without limits, or with one on entries.
 fn table(max_cache_entries: usize) -> Table {
     Table::new(&Settings {
-        cache_duration: Duration::from_secs(3_600),
         max_cache_entries,
         max_cache_bytes: 0,
         max_waiters: 10_000_000,
         ..Settings::for_cluster("backend")
     })
 }
+
+/// Kept long enough for all that is measured.
+const TERMS: Terms = Terms { age: 0, ttl: 3_600_000_000_000, revalidate: 0, error: 0, jitter: 0.0 };
 
 fn ticket(outcome: Outcome) -> Ticket {
     match outcome {
@@ -137,8 +139,8 @@ fn answer(table: &mut Table, ticket: Ticket) {
 
 /// A flight comes and goes, and its only waiter with it.
 fn complete(table: &mut Table, key: Key, reply: Reply, calls: &mut Vec<Call>) {
-    let seat = ticket(table.arrive(black_box(key), 1, 0));
-    table.land(seat.flight, reply, 1);
+    let seat = ticket(table.arrive(&Ask::new(black_box(key)), 1, 0).outcome);
+    table.land(seat.flight, reply, TERMS, false, 1);
     table.next_calls(BATCH, 1, calls);
     answer(table, seat);
 }
@@ -194,7 +196,7 @@ impl Operation for Hit {
         for _ in 0..times {
             // A prime, so that all entries have their turn and neighbours none after the other.
             self.next = (self.next + 7_919) % self.keys.len();
-            match self.table.arrive(black_box(self.keys[self.next]), 1, 2) {
+            match self.table.arrive(&Ask::new(black_box(self.keys[self.next])), 1, 2).outcome {
                 Outcome::Hit(hit) => pass_on(&mut self.table, black_box(&hit)),
                 other => panic!("no hit: {other:?}"),
             }
@@ -205,7 +207,8 @@ impl Operation for Hit {
 /// A table with one flight and so many waiters, and their tickets.
 fn waiting(waiters: Waiter) -> (Table, Vec<Ticket>) {
     let mut table = table(0);
-    let tickets = (1..=waiters).map(|waiter| ticket(table.arrive(key(0), waiter, 0))).collect();
+    let tickets =
+        (1..=waiters).map(|waiter| ticket(table.arrive(&Ask::new(key(0)), waiter, 0).outcome)).collect();
     (table, tickets)
 }
 
@@ -234,7 +237,9 @@ impl Operation for Join {
 
     fn run(&mut self, times: u64) {
         for waiter in 0..times {
-            self.joined.push(ticket(self.table.arrive(black_box(self.key), 2 + waiter as Waiter, 1)));
+            self.joined.push(ticket(
+                self.table.arrive(&Ask::new(black_box(self.key)), 2 + waiter as Waiter, 1).outcome,
+            ));
         }
     }
 }
@@ -254,7 +259,7 @@ impl JoinAndLeave {
 impl Operation for JoinAndLeave {
     fn run(&mut self, times: u64) {
         for _ in 0..times {
-            let seat = ticket(self.table.arrive(black_box(self.key), 2, 1));
+            let seat = ticket(self.table.arrive(&Ask::new(black_box(self.key)), 2, 1).outcome);
             black_box(self.table.leave(seat));
         }
     }
@@ -324,7 +329,7 @@ impl Operation for FanOut {
             let (mut table, tickets) = waiting(self.waiters);
             // The table has seen a flight end before.
             complete(&mut table, key(1), reply(10), &mut self.calls);
-            table.land(tickets[0].flight, reply(10), 1);
+            table.land(tickets[0].flight, reply(10), TERMS, false, 1);
             self.tables.push(table);
         }
     }
@@ -363,7 +368,7 @@ impl HangUp {
 impl Operation for HangUp {
     fn prepare(&mut self, _times: u64) {
         for n in (0..self.gone).map(|n| self.nth(n)).collect::<Vec<_>>() {
-            self.tickets[n] = ticket(self.table.arrive(key(0), 1, 1));
+            self.tickets[n] = ticket(self.table.arrive(&Ask::new(key(0)), 1, 1).outcome);
         }
         self.gone = 0;
     }

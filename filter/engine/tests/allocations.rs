@@ -9,15 +9,15 @@ use collapser_engine::cache::Seed;
 use collapser_engine::flights::{Collected, Portion, Ticket};
 use collapser_engine::grace::{Grace, Until};
 use collapser_engine::key::Key;
+use collapser_engine::life::Terms;
 use collapser_engine::pairs::{self, Pairs};
 use collapser_engine::reply::Reply;
 use collapser_engine::settings::Settings;
-use collapser_engine::table::{Outcome, Table};
+use collapser_engine::table::{Ask, Outcome, Table};
 use collapser_engine::{framing, key};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
-use std::time::Duration;
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
@@ -63,6 +63,9 @@ fn reply() -> Reply {
     Reply::record(&headers, b"\0\0\0\0\x01a".to_vec(), &pairs::block(&[("grpc-status", "0")]))
 }
 
+/// Kept long enough for all that is measured.
+const TERMS: Terms = Terms { age: 0, ttl: 3_600_000_000_000, revalidate: 0, error: 0, jitter: 0.0 };
+
 fn ticket(outcome: Outcome) -> Ticket {
     match outcome {
         Outcome::Joined(ticket) | Outcome::Leads(ticket) => ticket,
@@ -78,10 +81,10 @@ fn pass_on(table: &mut Table, collected: &Collected) {
 
 /// A table in which a flight has come and gone, so that its memory is there.
 fn warm_table() -> Table {
-    let settings = Settings { cache_duration: Duration::from_secs(1), ..Settings::for_cluster("c") };
-    let (mut table, mut calls) = (Table::new(&settings), Vec::new());
-    let tickets: Vec<_> = (1..=100).map(|waiter| ticket(table.arrive(key_of(9), waiter, 0))).collect();
-    table.land(tickets[0].flight, reply(), 0);
+    let (mut table, mut calls) = (Table::new(&Settings::for_cluster("c")), Vec::new());
+    let tickets: Vec<_> =
+        (1..=100).map(|waiter| ticket(table.arrive(&Ask::new(key_of(9)), waiter, 0).outcome)).collect();
+    table.land(tickets[0].flight, reply(), TERMS, false, 0);
     table.next_calls(Portion { calls: 100, bytes: usize::MAX }, 1, &mut calls);
     for ticket in tickets {
         table.collect(ticket);
@@ -93,17 +96,19 @@ fn warm_table() -> Table {
 fn followers_and_hits_allocate_nothing() {
     let mut table = warm_table();
     let mut calls = Vec::with_capacity(32);
-    let leader = ticket(table.arrive(key_of(1), 1, 0));
+    let leader = ticket(table.arrive(&Ask::new(key_of(1)), 1, 0).outcome);
 
     let mut tickets = Vec::with_capacity(99);
-    let join =
-        allocations(|| (2..=100).for_each(|waiter| tickets.push(ticket(table.arrive(key_of(1), waiter, 1)))));
+    let join = allocations(|| {
+        (2..=100)
+            .for_each(|waiter| tickets.push(ticket(table.arrive(&Ask::new(key_of(1)), waiter, 1).outcome)))
+    });
     assert_eq!(join, 0, "joining");
 
     let gone = tickets.pop().unwrap();
     assert_eq!(allocations(|| assert!(table.leave(gone))), 0, "leaving");
 
-    table.land(leader.flight, reply(), 2);
+    table.land(leader.flight, reply(), TERMS, false, 2);
     let fan_out = allocations(|| {
         while table.has_calls() {
             table.next_calls(BATCH, 1, &mut calls);
@@ -117,7 +122,9 @@ fn followers_and_hits_allocate_nothing() {
 
     let hit = allocations(|| {
         for _ in 0..100 {
-            let Outcome::Hit(hit) = table.arrive(key_of(1), 7, 3) else { panic!("no hit") };
+            let Outcome::Hit(hit) = table.arrive(&Ask::new(key_of(1)), 7, 3).outcome else {
+                panic!("no hit")
+            };
             pass_on(&mut table, &hit);
         }
     });
@@ -157,8 +164,8 @@ fn a_leader_allocates_little() {
     let mut calls = Vec::with_capacity(32);
     let recorded = reply();
     let count = allocations(|| {
-        let leader = ticket(table.arrive(key_of(2), 1, 0));
-        table.land(leader.flight, recorded, 1);
+        let leader = ticket(table.arrive(&Ask::new(key_of(2)), 1, 0).outcome);
+        table.land(leader.flight, recorded, TERMS, false, 1);
         table.next_calls(BATCH, 1, &mut calls);
         assert!(table.collect(leader).is_some());
     });
