@@ -41,6 +41,10 @@ quickstart: envoy build ## Start a backend and the sidecar, send 10,000 identica
 run: envoy build ## Start a backend and the sidecar and leave them running (50052, 2112, 50051, 8080)
 	@$(RUN_PORTS) target/release/collapser-demo run
 
+.PHONY: gateway-demo
+gateway-demo: envoy build ## The HTTP gateway: 10,000 clients want one page of a slow database, which then dies
+	@target/release/collapser-demo gateway
+
 .PHONY: affinity-demo
 affinity-demo: envoy build ## Four replicas, 1,000 calls over 4 keys: 4 backend calls; then a replica dies
 	@target/release/collapser-demo affinity

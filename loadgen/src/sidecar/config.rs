@@ -85,6 +85,7 @@ pub const FILTER: &str =
 const SETTINGS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config/configuration/value";
 const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 const BACKEND: &str = "/static_resources/clusters/0";
+const BACKEND_HTTP1: &str = "/static_resources/clusters/0/typed_extension_protocol_options/envoy.extensions.upstreams.http.v3.HttpProtocolOptions/explicit_http_config/http_protocol_options";
 const ENDPOINTS: &str = "load_assignment/endpoints/0/lb_endpoints";
 const ENDPOINT: &str = "load_assignment/endpoints/0/lb_endpoints/0/endpoint/address";
 
@@ -118,7 +119,7 @@ impl ConfigOptions {
         let text = fs::read_to_string(&self.template).with_context(|| format!("cannot read {path}"))?;
         let mut config: Value =
             serde_saphyr::from_str(&text).with_context(|| format!("{path} is no YAML"))?;
-        for (pointer, value) in self.changes()? {
+        for (pointer, value) in self.changes(&config)? {
             set(&mut config, &pointer, value).with_context(|| format!("{path} has no {pointer}"))?;
         }
         self.set_endpoints(&mut config).with_context(|| format!("{path} has no endpoints"))?;
@@ -146,7 +147,7 @@ impl ConfigOptions {
         Some(settings.to_string())
     }
 
-    fn changes(&self) -> anyhow::Result<Vec<(String, Value)>> {
+    fn changes(&self, config: &Value) -> anyhow::Result<Vec<(String, Value)>> {
         let module = fs::canonicalize(&self.module)
             .with_context(|| format!("cannot find the Wasm module {}", self.module.display()))?;
         let mut changes = vec![
@@ -164,7 +165,9 @@ impl ConfigOptions {
             ));
         }
         if let Some(tls) = &self.backend_tls {
-            changes.push((format!("{BACKEND}/transport_socket"), tls.socket(&self.backend_host)?));
+            let speaks_http1 = config.pointer(BACKEND_HTTP1).is_some();
+            let protocol = if speaks_http1 { "http/1.1" } else { "h2" };
+            changes.push((format!("{BACKEND}/transport_socket"), tls.socket(&self.backend_host, protocol)?));
             changes.extend(TLS_RUNTIME.map(|key| (format!("{RUNTIME}/{key}"), json!(false))));
         }
         if let Some(tls) = &self.tls {
@@ -225,7 +228,7 @@ impl Identity {
 impl BackendTls {
     /// Source: Envoy docs, `UpstreamTlsContext`. Envoy checks no name unless told which, and then wants its authorities
     /// from a file.
-    fn socket(&self, host: &str) -> anyhow::Result<Value> {
+    fn socket(&self, host: &str, protocol: &str) -> anyhow::Result<Value> {
         let name = self.sni.as_deref().unwrap_or(host);
         let kind = if name.parse::<IpAddr>().is_ok() { "IP_ADDRESS" } else { "DNS" };
         let mut validation = Map::new();
@@ -238,7 +241,7 @@ impl BackendTls {
             "match_typed_subject_alt_names".to_owned(),
             json!([{"san_type": kind, "matcher": {"exact": name}}]),
         );
-        let mut common = json!({"alpn_protocols": ["h2"], "validation_context": validation});
+        let mut common = json!({"alpn_protocols": [protocol], "validation_context": validation});
         if let Some(identity) = &self.identity {
             common["tls_certificates"] = json!([identity.value()]);
         }
@@ -342,6 +345,22 @@ mod tests {
             serde_json::from_str(at(&format!("{FILTER}/configuration/value")).as_str().unwrap()).unwrap();
         let expected = json!({"cluster": "backend", "max_replay_bytes": "32MiB", "cache_duration": "1s"});
         assert_eq!(settings, expected);
+    }
+
+    #[test]
+    fn the_gateway_has_every_place_too_and_speaks_http1_to_the_backend() {
+        let config = shipped(|options| {
+            options.template = options.template.with_file_name("gateway.yaml");
+            options.hold_timeout = Some(Duration::from_secs(1));
+            options.backend_tls = Some(BackendTls { ca: Some("/ca.pem".into()), ..BackendTls::default() });
+            options.settings = json!({"stale_if_error": "5s"});
+        });
+        let at = |pointer: &str| config.pointer(pointer).unwrap().clone();
+        assert_eq!(at(&format!("{BACKEND}/{ENDPOINT}/socket_address/address")), "backend.example");
+        let common = at(&format!("{BACKEND}/transport_socket/typed_config/common_tls_context"));
+        assert_eq!(common["alpn_protocols"], json!(["http/1.1"]));
+        let settings: Value = serde_json::from_str(at(SETTINGS).as_str().unwrap()).unwrap();
+        assert_eq!((&settings["http"], &settings["stale_if_error"]), (&json!({}), &json!("5s")));
     }
 
     #[test]

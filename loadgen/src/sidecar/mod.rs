@@ -72,6 +72,13 @@ impl SidecarOptions {
         }
     }
 
+    /// The HTTP gateway of `envoy/gateway.yaml` in front of `backend`, on free loopback ports, with one worker.
+    pub fn gateway(root: &Path, backend: SocketAddr) -> Self {
+        let mut options = Self::shipped(root, backend);
+        options.config.template = root.join("envoy/gateway.yaml");
+        options
+    }
+
     /// The front of `envoy/affinity.yaml` before these replicas, on free loopback ports, with one worker.
     pub fn front(root: &Path, replicas: Vec<ReplicaAddr>) -> Self {
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));

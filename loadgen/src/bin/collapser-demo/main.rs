@@ -1,6 +1,7 @@
 //! The demonstration: backend and sidecar started together, and a burst to show what it is for.
 
 mod affinity;
+mod gateway;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use collapser_loadgen::load::{self, LoadOptions};
 use collapser_loadgen::progress::Display;
 use collapser_loadgen::report::grouped;
 use collapser_loadgen::sidecar::{Metrics, Sidecar, SidecarOptions, check_settings};
+use gateway::Gateway;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Metrics lag by at most 100 ms behind what happened.
@@ -50,6 +52,9 @@ enum Command {
     /// Show key affinity: several replicas, a burst, the burst again, and a replica that dies in the middle of one. Fails if
     /// a key is computed twice, or a call fails that could be retried.
     Affinity(Affinity),
+    /// Show the HTTP gateway: clients that all want one page from a slow database, the same again while it is cached, and once
+    /// more when the database has died. Fails if a client gets no page or too many queries are made.
+    Gateway(Gateway),
     /// Simulate 10, 100 and 1,000 replicas. Prints tables of Markdown.
     AffinitySim {
         /// Callers of a burst.
@@ -146,6 +151,10 @@ async fn main() -> ExitCode {
         Command::Run { ports } => run(ports).await,
         Command::Affinity(affinity) => tokio::select! {
             done = affinity.show() => done,
+            () = interrupted() => Err(anyhow::anyhow!("interrupted")),
+        },
+        Command::Gateway(gateway) => tokio::select! {
+            done = gateway.show() => done,
             () = interrupted() => Err(anyhow::anyhow!("interrupted")),
         },
         Command::AffinitySim { callers, keys, seed } => {
