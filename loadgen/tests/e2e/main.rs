@@ -16,6 +16,7 @@ mod fidelity;
 mod grpcio;
 mod hangups;
 mod hold;
+mod http;
 mod limits;
 mod reconfigure;
 mod settings;
