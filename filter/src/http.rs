@@ -3,6 +3,7 @@
 use crate::answer::Note;
 use crate::host;
 use crate::worker::{Airborne, Request, Worker};
+use collapser_engine::changes::Resource;
 use collapser_engine::classify::Protocol;
 use collapser_engine::flights::Call;
 use collapser_engine::http::directives::RequestDirectives;
@@ -144,8 +145,20 @@ impl Worker {
         let pairs = Pairs::parse(&headers)?;
         let policy = self.settings.policies.http(pairs.first(b":path")?);
         let primary = self.ask_http(pairs, &body, policy, self.now()).1;
-        Some(Request { headers, body, method: None, protocol: Protocol::Http, policy, primary })
+        let (method, protocol, resource) = (None, Protocol::Http, resource(pairs));
+        Some(Request { headers, body, method, protocol, policy, primary, resource })
     }
+
+    /// What a request changes if it succeeds, so that what is kept of it must go (RFC 9111, section 4.4).
+    pub fn changes_with(&self, headers: Pairs<'_>) -> Option<Resource> {
+        let method = headers.first(b":method").filter(|_| self.settings.http.is_some())?;
+        if SAFE.contains(&method) || method == b"TRACE" { None } else { resource(headers) }
+    }
+}
+
+/// What a request is for.
+pub fn resource(headers: Pairs<'_>) -> Option<Resource> {
+    Some(Resource::of(headers.first(b":authority")?, headers.first(b":path")?))
 }
 
 /// Adds what a caller says to caches to what it asks for.

@@ -3,6 +3,7 @@
 use crate::host;
 use crate::slots::Slots;
 use crate::worker::Request;
+use collapser_engine::changes::Resource;
 use collapser_engine::commons::{self, Claim, Commons, Freshness, Message, Ticket, Watch};
 use collapser_engine::flights::FlightId;
 use collapser_engine::key::Key;
@@ -46,6 +47,8 @@ pub enum News {
     },
     /// Claim again for this one.
     Gone(Departure),
+    /// This resource has been changed.
+    Changed(Resource),
 }
 
 /// A worker's part in what all share.
@@ -105,6 +108,7 @@ impl Sharing {
         let message = self.commons.borrow().read(message)?;
         let mut watched = self.watched.borrow_mut();
         match message {
+            Message::Changed(resource) => Some(News::Changed(resource)),
             Message::Gone { key } => watched.remove(&key).map(|(_, departure)| News::Gone(departure)),
             Message::Reply { key, freshness, reply } => {
                 // Whoever joined a moment later is as well off as one who joins while a reply is on the wire.
@@ -126,6 +130,12 @@ impl Sharing {
             let message = commons.reply_message(key, Freshness { landed: now, expires }, reply);
             tell(&queues, &message);
         }
+    }
+
+    /// A resource has been changed by a request at this worker.
+    pub fn changed(&self, resource: Resource) {
+        let commons = self.commons.borrow();
+        tell(&commons.others(), &commons.changed_message(resource));
     }
 
     /// This worker's flight for all will not end here.

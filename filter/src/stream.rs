@@ -3,11 +3,12 @@
 use crate::abi::Action;
 use crate::answer::{self, Answer, Note};
 use crate::host::{self, BufferType, MapType};
-use crate::http::steer;
+use crate::http::{resource, steer};
 use crate::worker::{Request, Worker};
 use collapser_engine::affinity;
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Method, MethodId};
+use collapser_engine::changes::Resource;
 use collapser_engine::classify::{self, Bypass, Candidate, Protocol};
 use collapser_engine::deadlines;
 use collapser_engine::flights::{Collected, Ticket};
@@ -49,6 +50,8 @@ enum State {
     Passing,
     /// The same, and its response is told why.
     Bypassed(Bypass),
+    /// It passes, and changes this if it succeeds.
+    Changing(Resource, Bypass),
     /// It is held until it is whole.
     Holding(Held),
     /// It was released as an open stream, after a while.
@@ -145,6 +148,12 @@ impl Probe {
 }
 
 impl Held {
+    /// The request, which is whole.
+    fn request(self, body: Vec<u8>, primary: Key, resource: Option<Resource>) -> Request {
+        let Self { headers, method, protocol, policy, .. } = self;
+        Request { headers, body, method, protocol, policy, primary, resource }
+    }
+
     fn released(&self) -> Released {
         Released { method: self.method, needs_push: self.begun }
     }
@@ -287,7 +296,24 @@ impl Stream {
             return self.go_alone(sighting, &held, now);
         }
         let ask = self.worker.ask_grpc(headers, &body, held.policy, held.steers);
-        self.arrive(&ask, ask.key, held, body, now)
+        self.arrive(&ask, held.request(body, ask.key, None), now)
+    }
+
+    /// A request passes that may change something.
+    fn pass_change(&self, resource: Resource, reason: Bypass) -> Action {
+        let action = self.pass(reason);
+        self.keep(State::Changing(resource, reason), action)
+    }
+
+    /// The response to a request that may change something passes by.
+    fn notice_change(&self, resource: Resource, reason: Bypass) -> Action {
+        let headers = host::header_map(MapType::ResponseHeaders);
+        let status = Pairs::parse(&headers).and_then(|headers| headers.first(b":status"));
+        if status.is_some_and(|status| matches!(status, [b'2' | b'3', ..])) {
+            self.worker.has_changed(resource);
+        }
+        self.tell_bypass(reason);
+        Action::Continue
     }
 
     fn decide_http(&self, held: Held, size: usize) -> Action {
@@ -302,21 +328,19 @@ impl Stream {
         if held.steers {
             steer(&mut ask, headers);
         }
-        self.arrive(&ask, primary, held, body, now)
+        let resource = resource(headers);
+        ask.changed = self.worker.last_change(resource);
+        self.arrive(&ask, held.request(body, primary, resource), now)
     }
 
-    fn arrive(&self, ask: &Ask, primary: Key, held: Held, body: Vec<u8>, now: Nanos) -> Action {
-        let Held { headers, method, protocol, policy, .. } = held;
-        let note = Note(ask.note);
+    fn arrive(&self, ask: &Ask, request: Request, now: Nanos) -> Action {
+        let (note, protocol) = (Note(ask.note), request.protocol);
         // Only who is answered at once and may have the reply already is looked at again.
-        let again = if note.has(Note::CONDITIONAL) { headers.clone() } else { Vec::new() };
-        let request = Request { headers, body, method, protocol, policy, primary };
+        let again = if note.has(Note::CONDITIONAL) { request.headers.clone() } else { Vec::new() };
         match self.worker.arrive(ask, self.id, now, request) {
             Outcome::Hit(hit) => self.answer_hit(&hit, note, again, &ask.key),
-            Outcome::Full => {
-                let is_grpc = protocol == Protocol::Grpc;
-                self.refuse(if is_grpc { &self.worker.full } else { &self.worker.http_full });
-            }
+            Outcome::Full if protocol == Protocol::Grpc => self.refuse(&self.worker.full),
+            Outcome::Full => self.refuse(&self.worker.http_full),
             Outcome::Missing => self.refuse(&self.worker.missing),
             Outcome::Unshareable => return self.pass(Bypass::Unshareable),
             Outcome::Queued(ticket) => self.wait_for(ticket, note, "hit", &ask.key),
@@ -459,7 +483,13 @@ impl Stream {
                 self.state.set(State::Probing(Probe { method, first: None, seen: 0 }));
                 return Action::Continue;
             }
-            Err(reason) => return self.pass(reason),
+            Err(reason) => {
+                let changes = pairs.and_then(|pairs| self.worker.changes_with(pairs));
+                return match changes.filter(|_| reason == Bypass::HttpMethod) {
+                    Some(resource) => self.pass_change(resource, reason),
+                    None => self.pass(reason),
+                };
+            }
         };
         let mut held = Held { headers, protocol, policy, steers, method, grace: None, begun: false };
         if protocol == Protocol::Grpc {
@@ -495,7 +525,7 @@ impl Stream {
     pub fn on_request_body(&self, size: usize, end_of_stream: bool) -> Action {
         match self.state.take() {
             State::Passing => Action::Continue,
-            State::Bypassed(reason) => self.keep(State::Bypassed(reason), Action::Continue),
+            state @ (State::Bypassed(_) | State::Changing(..)) => self.keep(state, Action::Continue),
             State::Released(released) => self.go_on(released, end_of_stream),
             State::Holding(held) => self.hold(held, size, end_of_stream),
             state @ (State::Probing(_) | State::Alone(_)) => self.keep(state, Action::Continue),
@@ -520,6 +550,7 @@ impl Stream {
         match self.state.take() {
             State::Replaying(answer) => self.replay_headers(answer, end_of_stream),
             State::Waiting(ticket, note) => self.collect(ticket, note, end_of_stream),
+            State::Changing(resource, reason) => self.notice_change(resource, reason),
             State::Bypassed(reason) => {
                 self.tell_bypass(reason);
                 Action::Continue

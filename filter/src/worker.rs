@@ -8,6 +8,7 @@ use crate::sharing::{Departure, News, Sharing};
 use crate::stream::{another_filter_holds, mark_as_passing};
 use collapser_engine::budget::Charged;
 use collapser_engine::catalog::{Catalog, Method, MethodId};
+use collapser_engine::changes::{Changes, Resource};
 use collapser_engine::classify::{Bypass, Candidate, Protocol};
 use collapser_engine::commons::{self, Claim};
 use collapser_engine::deadlines::{self, Deadlines};
@@ -63,6 +64,8 @@ pub struct Request {
     pub policy: PolicyId,
     /// Its key, without headers that only replies name.
     pub primary: Key,
+    /// What it is for, if that can be told to have changed.
+    pub resource: Option<Resource>,
 }
 
 /// A response as the host hands it out.
@@ -86,6 +89,7 @@ pub struct Airborne {
     protocol: Protocol,
     /// What applies to it.
     pub policy: PolicyId,
+    resource: Option<Resource>,
     /// The headers of a plain HTTP request that led to it.
     pub leader: Vec<u8>,
     /// When the call began.
@@ -123,6 +127,8 @@ pub struct Worker {
     pub marker: Box<[u8]>,
     /// What replies have told of variants.
     pub variants: RefCell<Variants>,
+    /// What requests have changed.
+    pub changes: RefCell<Changes>,
     root: u32,
     queue: u32,
     /// Whether a wake-up is on its way.
@@ -174,6 +180,7 @@ impl Worker {
             for_nobody: Reply::for_nobody(),
             marker: pairs::block(&[(MARKER, "1")]),
             variants: RefCell::default(),
+            changes: RefCell::default(),
             root,
             queue,
             woken: Cell::new(false),
@@ -588,10 +595,14 @@ impl Worker {
     /// This worker's call has ended. `response` has the headers as they came, unless the filter has made the reply.
     fn land(&self, call: Airborne, mut reply: Reply, response: Option<&[u8]>, now: Nanos) {
         let (code, failed) = (reply.code, self.has_failed(&reply));
-        let (terms, steers) = match call.protocol {
+        let (mut terms, steers) = match call.protocol {
             Protocol::Grpc => self.grpc_terms(&call, &mut reply, failed),
             Protocol::Http => (self.http_terms(&call, &mut reply, response, failed, now), true),
         };
+        if call.dispatched < self.last_change(call.resource) {
+            // It may tell of what was before.
+            terms.ttl = 0;
+        }
         let (streamed, is_private) = (reply.streamed, reply.share == Share::Leader);
         let landing = self.table.borrow_mut().land(call.flight, reply, terms, failed, now);
         let Some(landing) = landing else { return };
@@ -649,7 +660,21 @@ impl Worker {
                 self.land_shared(&departure, reply, self.now());
             }
             Some(News::Gone(departure)) => self.depart(departure, self.now()),
+            Some(News::Changed(resource)) => self.changes.borrow_mut().record(resource, self.now()),
             None => (),
+        }
+    }
+
+    /// When what a request is for has last changed.
+    pub fn last_change(&self, resource: Option<Resource>) -> Nanos {
+        resource.map_or(0, |resource| self.changes.borrow().last(resource))
+    }
+
+    /// A request has changed a resource: what is kept of it is no answer any more, here and at other workers.
+    pub fn has_changed(&self, resource: Resource) {
+        self.changes.borrow_mut().record(resource, self.now());
+        if let Some(sharing) = &self.sharing {
+            sharing.changed(resource);
         }
     }
 
@@ -661,6 +686,12 @@ impl Worker {
             Some((_, Claim::Fly(ticket))) => self.fly(departure, Some(ticket), now),
             None | Some((_, Claim::Unshared)) => self.fly(departure, None, now),
             Some((sharing, Claim::Wait(watch))) => sharing.watch(watch, departure),
+            Some((_, Claim::Take { reply, .. }))
+                if reply.life.landed.saturating_sub(reply.life.took)
+                    < self.last_change(departure.request.resource) =>
+            {
+                self.depart(Departure { anew: true, ..departure }, now);
+            }
             Some((_, Claim::Take { reply, .. })) => {
                 self.metrics.hits.add(usize::from(!departure.is_refresh));
                 self.land_shared(&departure, reply, now);
@@ -675,9 +706,10 @@ impl Worker {
         self.metrics.refreshes.add(usize::from(departure.is_refresh));
         let Departure { key, flight, request, .. } = departure;
         let token = self.dispatch(&request);
-        let Request { method, protocol, policy, primary, headers: leader, .. } = request;
+        let Request { method, protocol, policy, primary, resource, headers: leader, .. } = request;
+        let dispatched = now;
         let call =
-            Airborne { key, primary, flight, method, protocol, policy, leader, dispatched: now, ticket };
+            Airborne { key, primary, flight, method, protocol, policy, resource, leader, dispatched, ticket };
         if let Ok(token) = token {
             self.airborne.borrow_mut().insert(token, call);
             return;

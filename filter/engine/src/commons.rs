@@ -97,6 +97,7 @@ pub use message::{Freshness, Message};
 pub use roster::{BEAT, STALE};
 
 use crate::Nanos;
+use crate::changes::Resource;
 use crate::key::Key;
 use crate::reply::Reply;
 use bucket::{Bucket, Entry, Flying, State};
@@ -376,6 +377,16 @@ impl Commons {
 
     fn entry<'a>(&self, key: &Key, state: State<'a>) -> Entry<'a> {
         Entry { key: *key, realm: self.me.realm, state }
+    }
+
+    /// The queues of all others who may keep replies of this one's, to which [`Self::changed_message`] is to be sent.
+    pub fn others(&self) -> Vec<u32> {
+        self.me.others()
+    }
+
+    /// The message that tells others of a change.
+    pub fn changed_message(&self, resource: Resource) -> Vec<u8> {
+        message::changed(resource, self.me.realm)
     }
 
     /// The message with a reply for those who wait for `key`.

@@ -178,6 +178,11 @@ impl Flights {
         !self.landed.is_empty()
     }
 
+    /// When the flight for `key` began that is in the air.
+    pub fn began(&self, key: &Key) -> Option<Nanos> {
+        self.slots.get(self.find(key)? as usize).map(|flight| flight.started)
+    }
+
     /// Whether a flight for `key` is in the air.
     pub fn is_in_air(&self, key: &Key) -> bool {
         self.find(key).is_some()

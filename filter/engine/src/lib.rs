@@ -17,6 +17,7 @@ pub mod bytesize;
 pub mod cache;
 pub mod cache_status;
 pub mod catalog;
+pub mod changes;
 pub mod classify;
 pub mod commons;
 pub mod deadlines;

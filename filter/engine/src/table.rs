@@ -32,6 +32,8 @@ pub struct Ask {
     pub max_age: Option<Nanos>,
     /// For how long a reply must still be fresh (`min-fresh`; RFC 9111, section 5.2.1.3).
     pub min_fresh: Nanos,
+    /// Replies of calls that began before then are no answer: what they tell of has changed since.
+    pub changed: Nanos,
     /// Whether nothing but a reply that is there is wanted (RFC 9111, section 5.2.1.7).
     pub only_if_cached: bool,
 }
@@ -46,12 +48,16 @@ impl Ask {
             anew: false,
             max_age: None,
             min_fresh: 0,
+            changed: 0,
             only_if_cached: false,
         }
     }
 
     /// Whether a reply suits the one who asks, provided that it may be given at all.
     fn accepts(&self, life: &Life, now: Nanos) -> bool {
+        if life.landed.saturating_sub(life.took) < self.changed {
+            return false;
+        }
         let is_young = self.max_age.is_none_or(|most| life.age_at(now) <= most);
         is_young && (self.min_fresh == 0 || now.saturating_add(self.min_fresh) <= life.fresh)
     }
@@ -70,7 +76,7 @@ pub enum Outcome {
     Leads(Ticket),
     /// Go away with RESOURCE_EXHAUSTED: as many wait as may.
     Full,
-    /// Go upstream alone: the key's last reply was for its caller only.
+    /// Go upstream alone: the key's last reply was for its caller only, or the flight in the air began too early.
     Unshareable,
     /// Go away with nothing: there is no reply, and a flight is not wanted.
     Missing,
@@ -169,7 +175,9 @@ impl Table {
         if ask.only_if_cached {
             return Outcome::Missing;
         }
-        if self.unshareable.knows(&ask.key, now) {
+        if self.unshareable.knows(&ask.key, now)
+            || self.flights.began(&ask.key).is_some_and(|at| at < ask.changed)
+        {
             return Outcome::Unshareable;
         }
         if self.flights.waiting() >= self.max_waiters {
@@ -571,6 +579,19 @@ mod tests {
         }
         let nothing = Ask { only_if_cached: true, ..Ask::new(numbered(2)) };
         assert!(matches!(with_reply().arrive(&nothing, 2, 0).outcome, Outcome::Missing));
+    }
+
+    #[test]
+    fn what_began_before_a_change_is_no_answer_after_it() {
+        let mut table = with_reply();
+        let ask = |changed| Ask { changed, ..Ask::new(numbered(1)) };
+        assert!(by(&table.arrive(&ask(0), 2, 10).outcome).is_some(), "its call began just then");
+        let Outcome::Leads(ticket) = table.arrive(&ask(1), 3, 10).outcome else { panic!("a stale answer") };
+        assert!(matches!(table.arrive(&ask(10), 4, 11).outcome, Outcome::Joined(_)));
+        assert!(matches!(table.arrive(&ask(11), 5, 12).outcome, Outcome::Unshareable));
+        table.land(ticket.flight, of_weight(4), TTL, false, 20);
+        assert!(by(&table.arrive(&ask(10), 6, 21).outcome).is_some());
+        assert!(by(&table.arrive(&ask(11), 7, 21).outcome).is_none());
     }
 
     #[test]

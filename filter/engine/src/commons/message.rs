@@ -1,6 +1,7 @@
 //! What workers put into each other's queues. A message without bytes is none of these: with it, a worker wakes itself.
 
 use crate::Nanos;
+use crate::changes::Resource;
 use crate::key::Key;
 use crate::reply::Reply;
 use crate::wire::Reader;
@@ -10,6 +11,7 @@ const VERSION: u8 = 2;
 
 const REPLY: u8 = 1;
 const GONE: u8 = 2;
+const CHANGED: u8 = 3;
 
 /// A message of another worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub enum Message {
         /// The reply.
         reply: Reply,
     },
+    /// This resource has been changed.
+    Changed(Resource),
     /// The flight for this key is gone: those who wait for it claim again.
     Gone {
         /// Its key.
@@ -62,6 +66,13 @@ pub(super) fn gone(key: &Key, realm: u64) -> Vec<u8> {
     out
 }
 
+pub(super) fn changed(resource: Resource, realm: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(2 + 32 + 2 * 8);
+    put_head(&mut out, CHANGED, &Key([0; 32]), realm);
+    out.extend_from_slice(&resource.0.to_le_bytes());
+    out
+}
+
 fn put_head(out: &mut Vec<u8>, kind: u8, key: &Key, realm: u64) {
     out.extend_from_slice(&[VERSION, kind]);
     out.extend_from_slice(&key.0);
@@ -79,6 +90,10 @@ pub(super) fn read(bytes: &[u8], realm: u64) -> Option<Message> {
         REPLY => {
             let freshness = Freshness { landed: reader.u64()?, expires: reader.u64()? };
             Some(Message::Reply { key, freshness, reply: Reply::decode(reader.rest())? })
+        }
+        CHANGED => {
+            let resource = Resource(reader.u64()?);
+            reader.is_empty().then_some(Message::Changed(resource))
         }
         GONE => reader.is_empty().then_some(Message::Gone { key }),
         _ => None,

@@ -192,6 +192,12 @@ impl Membership {
         self.seems_dead(owner)
     }
 
+    /// The queues of the others with whom this one shares replies, as far as it knows.
+    pub(super) fn others(&self) -> Vec<u32> {
+        let others = self.living().filter(|member| member.owner != self.owner && member.realm == self.realm);
+        others.map(|member| member.queue).collect()
+    }
+
     /// Takes the queues that nobody reads any more out of `queues`: what is put there is never freed.
     pub(super) fn keep_read(&mut self, queues: &mut Vec<u32>, now: Nanos, shared: &impl Shared) {
         if queues.iter().all(|queue| self.is_read(*queue)) {

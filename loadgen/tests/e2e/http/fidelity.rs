@@ -4,7 +4,7 @@ use collapser_loadgen::http_load::{self, Protocol};
 use http::Method;
 use serde_json::json;
 
-use super::gateway::{Gateway, headers, plain};
+use super::gateway::{Gateway, NOTHING, headers, plain};
 
 const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
@@ -79,7 +79,7 @@ fn speak_http2_to_the_backend(config: &mut serde_json::Value) {
 async fn a_response_too_large_to_be_shared_reaches_everybody_all_the_same() {
     let gateway = Gateway::start(json!({"max_replay_bytes": "64KiB"}), 100).await;
     let path = "/page/large?size=200000&header=cache-control:max-age=60";
-    let answers = gateway.together(path, &[&[]; 3]).await;
+    let answers = gateway.together(path, &[NOTHING; 3]).await;
     assert!(answers.iter().all(|answer| answer.status == 200 && answer.body.len() == 200_000));
     let calls = gateway.backend.calls();
     assert_eq!(gateway.get(path, &[]).await.body.len(), 200_000);
@@ -90,7 +90,7 @@ async fn a_response_too_large_to_be_shared_reaches_everybody_all_the_same() {
 async fn beyond_what_envoy_takes_whole_everybody_has_a_call_of_its_own() {
     let gateway = Gateway::start(plain(), 50).await;
     let path = "/page/huge?size=40000000";
-    let answers = gateway.together(path, &[&[]; 2]).await;
+    let answers = gateway.together(path, &[NOTHING; 2]).await;
     assert!(answers.iter().all(|answer| answer.status == 200 && answer.body.len() == 40_000_000));
 }
 

@@ -1,6 +1,7 @@
 //! The shipped gateway with a demo HTTP backend behind it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +18,9 @@ pub struct Gateway {
     pub backend: HttpBackendHandle,
     pub sidecar: Sidecar,
 }
+
+/// No request headers but those that each has.
+pub const NOTHING: &[(&str, &str)] = &[];
 
 /// Request headers.
 pub fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -51,8 +55,8 @@ impl Gateway {
     }
 
     /// A client with HTTP/2, whose requests do not wait for each other.
-    pub async fn client(&self) -> HttpClient {
-        HttpClient::connect(&self.sidecar.uri(), Protocol::Http2).await.unwrap()
+    pub async fn client(&self) -> Arc<HttpClient> {
+        Arc::new(HttpClient::connect(&self.sidecar.uri(), Protocol::Http2).await.unwrap())
     }
 
     /// One GET on a connection of its own.

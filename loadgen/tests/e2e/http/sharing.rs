@@ -1,6 +1,9 @@
 //! Who is given a response: its leader, those who wait, and those who come later (RFC 9111, section 3).
 
-use super::gateway::{Gateway, headers, plain, queries, serial, status};
+use collapser_loadgen::http_load::{self, Protocol};
+use http::Method;
+
+use super::gateway::{Gateway, NOTHING, headers, plain, queries, serial, status};
 
 /// Who may be given a response.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -131,12 +134,9 @@ async fn hosts_and_queries_are_different_pages() {
             assert_eq!(gateway.backend.calls(), calls, "{path}");
         }
     }
-    let other = collapser_loadgen::http_load::HttpClient::connect(
-        &gateway.sidecar.uri(),
-        collapser_loadgen::http_load::Protocol::Http1,
-    );
     let host = headers(&[("host", "other.example")]);
-    other.await.unwrap().get(&format!("/page/a?{ask}"), &host).await.unwrap();
+    let (uri, path) = (gateway.sidecar.uri(), format!("/page/a?{ask}"));
+    http_load::ask(&uri, Protocol::Http1, Method::GET, &path, &host).await.unwrap();
     assert_eq!(gateway.backend.calls(), 4);
 }
 
@@ -145,13 +145,13 @@ async fn whoever_comes_after_a_private_response_does_not_wait_in_vain() {
     let gateway = Gateway::start(serde_json::json!({"http": {"unshareable_for": "2s"}}), 300).await;
     let path = "/page/private?header=cache-control:private";
     gateway.get(path, &[]).await;
-    let answers = gateway.together(path, &[&[]; 5]).await;
+    let answers = gateway.together(path, &[NOTHING; 5]).await;
     assert_eq!(queries(&answers), 5);
     assert!(answers.iter().all(|answer| status(answer).contains("fwd=bypass; detail=unshareable")));
     let longest = answers.iter().map(|answer| answer.took).max().unwrap();
     assert!(longest.as_millis() < 550, "{longest:?}: one call, not two");
     tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
-    let again = gateway.together(path, &[&[]; 2]).await;
+    let again = gateway.together(path, &[NOTHING; 2]).await;
     assert!(status(&again[0]).contains("fwd=miss"), "{}", status(&again[0]));
 }
 
