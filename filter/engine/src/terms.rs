@@ -36,11 +36,12 @@ pub fn of_grpc(
 /// word on staleness (RFC 5861) goes before the settings'.
 pub fn of_http(reply: &Reply, verdict: &Verdict, policy: &Policy, cache_errors: bool, failed: bool) -> Terms {
     let default = if reply.is_ok() || cache_errors { policy.ttl } else { Duration::ZERO };
-    let lifetime = match verdict.forbidden {
-        Some(_) => Duration::ZERO,
-        None => verdict.lifetime.unwrap_or(default),
+    let left = |lifetime: Duration| lifetime.saturating_sub(verdict.age);
+    let ttl = match (verdict.forbidden, verdict.lifetime) {
+        (Some(_), _) => Duration::ZERO,
+        (None, Some(lifetime)) => left(lifetime).min(policy.max_ttl),
+        (None, None) => left(default),
     };
-    let ttl = lifetime.saturating_sub(verdict.age).min(policy.max_ttl);
     let stale = |own: Option<Duration>, set: Duration| own.map_or(set, |own| own.min(policy.max_ttl));
     let terms = Terms {
         age: nanos(verdict.age),

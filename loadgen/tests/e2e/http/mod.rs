@@ -2,8 +2,12 @@
 
 mod gateway;
 
+mod bursts;
 mod conditions;
 mod fidelity;
+mod freshness;
 mod passing;
 mod sharing;
+mod stale;
+mod told;
 mod variants;

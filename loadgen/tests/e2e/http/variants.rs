@@ -12,7 +12,7 @@ async fn followers_with_other_values_get_their_own_response() {
     for (nth, value) in [(0, "1"), (1, "2"), (2, "1"), (3, "2"), (5, "2")] {
         assert!(answers[nth].text().contains(&format!("x-a: {value}")), "{nth}: {}", answers[nth].text());
     }
-    assert!(!answers[4].text().contains("x-a"));
+    assert!(!answers[4].text().contains("x-a: "));
     assert_eq!((queries(&answers), gateway.backend.calls()), (3, 3), "one call for each variant");
     for pairs in [one, two, &[]] {
         let later = gateway.get(PATH, pairs).await;
