@@ -70,6 +70,15 @@ impl Answer {
         matches!(self.by, By::Revalidate | By::Error)
     }
 
+    /// What became of the request, if it was not what its flight came to.
+    pub fn outcome(&self) -> Option<&'static str> {
+        match self.by {
+            By::Cache => Some("hit"),
+            By::Revalidate | By::Error => Some("stale"),
+            By::Leading | By::Following => None,
+        }
+    }
+
     /// Whether it stands in for a failure.
     pub fn is_for_error(&self) -> bool {
         self.by == By::Error
@@ -78,12 +87,13 @@ impl Answer {
     /// The headers.
     pub fn headers(&self, tells_status: bool, now: impl FnOnce() -> Nanos) -> Cow<'_, [u8]> {
         let is_http = self.reply.shape == Shape::Http;
-        let tells_age = self.is_stale() || (is_http && (self.by == By::Cache || self.reply.life.age > 0));
+        let tells_age =
+            self.is_stale() || (is_http && (self.by == By::Cache || self.reply.life.age >= SECOND));
         if !tells_age && !tells_status && !self.not_modified {
             return Cow::Borrowed(&self.reply.headers);
         }
         let now = now();
-        let age = (self.reply.life.age_at(now) / 1_000_000_000).to_string();
+        let age = (self.reply.life.age_at(now) / SECOND).to_string();
         let status = self.status(now);
         let mut more = Vec::with_capacity(2);
         if tells_age {
@@ -118,6 +128,8 @@ impl Answer {
         cache_status::member(&status)
     }
 }
+
+const SECOND: Nanos = 1_000_000_000;
 
 /// The header that tells how an answer came about.
 const HEADER: &str = "cache-status";

@@ -133,9 +133,9 @@ impl Sharing {
     }
 
     /// A resource has been changed by a request at this worker.
-    pub fn changed(&self, resource: Resource) {
-        let commons = self.commons.borrow();
-        tell(&commons.others(), &commons.changed_message(resource));
+    pub fn changed(&self, resource: Resource, now: Nanos) {
+        let mut commons = self.commons.borrow_mut();
+        tell(&commons.others(now, &SLOTS), &commons.changed_message(resource));
     }
 
     /// This worker's flight for all will not end here.

@@ -12,7 +12,7 @@ use collapser_engine::changes::{Changes, Resource};
 use collapser_engine::classify::{Bypass, Candidate, Protocol};
 use collapser_engine::commons::{self, Claim};
 use collapser_engine::deadlines::{self, Deadlines};
-use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
+use collapser_engine::flights::{By, Call, Collected, FlightId, Portion, Ticket};
 use collapser_engine::grace::{Grace, PATIENCE, Place, Until};
 use collapser_engine::grpc::Code;
 use collapser_engine::http::freshness;
@@ -390,7 +390,7 @@ impl Worker {
         };
         if let Some(flight) = led {
             let is_refresh = refresh.is_some();
-            let anew = ask.anew || is_refresh;
+            let anew = is_refresh || ask.is_choosy();
             self.depart(Departure { key: ask.key, flight, since: now, request, is_refresh, anew }, now);
             // What follows in this callback may be the stream's again. It is there.
             if is_refresh || self.settings.filter_state {
@@ -640,13 +640,13 @@ impl Worker {
     }
 
     /// Another worker's reply ends a flight of this one.
-    fn land_shared(&self, departure: &Departure, reply: Reply, now: Nanos) {
+    fn land_shared(&self, departure: &Departure, reply: Reply, by: By, now: Nanos) {
         self.catalog.borrow_mut().shared(departure.request.method);
         if reply.streamed {
             self.streams(departure.request.method);
         }
         let failed = self.has_failed(&reply);
-        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, failed, now);
+        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, Some(by), failed, now);
         self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
         self.wake();
     }
@@ -657,7 +657,7 @@ impl Worker {
         match news {
             Some(News::Reply { departure, reply }) => {
                 self.metrics.collapsed.add(usize::from(!departure.is_refresh));
-                self.land_shared(&departure, reply, self.now());
+                self.land_shared(&departure, reply, By::Following, self.now());
             }
             Some(News::Gone(departure)) => self.depart(departure, self.now()),
             Some(News::Changed(resource)) => self.changes.borrow_mut().record(resource, self.now()),
@@ -672,9 +672,10 @@ impl Worker {
 
     /// A request has changed a resource: what is kept of it is no answer any more, here and at other workers.
     pub fn has_changed(&self, resource: Resource) {
-        self.changes.borrow_mut().record(resource, self.now());
+        let now = self.now();
+        self.changes.borrow_mut().record(resource, now);
         if let Some(sharing) = &self.sharing {
-            sharing.changed(resource);
+            sharing.changed(resource, now);
         }
     }
 
@@ -694,7 +695,7 @@ impl Worker {
             }
             Some((_, Claim::Take { reply, .. })) => {
                 self.metrics.hits.add(usize::from(!departure.is_refresh));
-                self.land_shared(&departure, reply, now);
+                self.land_shared(&departure, reply, By::Cache, now);
             }
         }
     }

@@ -380,8 +380,8 @@ impl Commons {
     }
 
     /// The queues of all others who may keep replies of this one's, to which [`Self::changed_message`] is to be sent.
-    pub fn others(&self) -> Vec<u32> {
-        self.me.others()
+    pub fn others(&mut self, now: Nanos, shared: &impl Shared) -> Vec<u32> {
+        self.me.others(now, shared)
     }
 
     /// The message that tells others of a change.

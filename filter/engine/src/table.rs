@@ -53,6 +53,11 @@ impl Ask {
         }
     }
 
+    /// Whether not every reply that is fresh will do.
+    pub fn is_choosy(&self) -> bool {
+        self.anew || self.max_age.is_some() || self.min_fresh > 0
+    }
+
     /// Whether a reply suits the one who asks, provided that it may be given at all.
     fn accepts(&self, life: &Life, now: Nanos) -> bool {
         if life.landed.saturating_sub(life.took) < self.changed {
@@ -257,14 +262,15 @@ impl Table {
         let is_kept = reply.body.len() <= self.max_response_bytes;
         let terms = if is_kept { terms.settled(self.random.unit()) } else { Terms { ttl: 0, ..terms } };
         reply.life = Life::new(terms, now.saturating_sub(started), now);
-        self.land_as_it_is(flight, reply, failed, now)
+        self.land_as_it_is(flight, reply, None, failed, now)
     }
 
-    /// The same with a reply whose life has been settled, by another worker.
+    /// The same with a reply whose life has been settled; `by` tells how waiters came by it if not by this flight.
     pub fn land_as_it_is(
         &mut self,
         flight: FlightId,
         reply: Reply,
+        by: Option<By>,
         failed: bool,
         now: Nanos,
     ) -> Option<Landing> {
@@ -278,7 +284,7 @@ impl Table {
         // Another worker has had something stand in.
         let is_stand_in = life.landed < started && life.fresh <= now;
         let reply = Rc::new(reply);
-        let by = is_stand_in.then_some(By::Error);
+        let by = if is_stand_in { Some(By::Error) } else { by };
         let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), by)?;
         let evicted = self.keep(&key, &reply, failed, now);
         let expires = if reply.share == Share::Anyone { life.fresh } else { now };
@@ -457,7 +463,7 @@ mod tests {
             let mut table = table(|_| ());
             let ticket = lead(&mut table, 1, 1, 0);
             let reply = Reply { life: Life::new(Terms { ttl, ..TTL }, 5, 50), ..of_weight(3) };
-            table.land_as_it_is(ticket.flight, reply, false, 50).unwrap();
+            table.land_as_it_is(ticket.flight, reply, None, false, 50).unwrap();
             assert_eq!(matches!(arrive(&mut table, 1, 2, 59), Outcome::Hit(_)), fresh);
             assert!(!matches!(arrive(&mut table, 1, 3, 60), Outcome::Hit(_)));
         }

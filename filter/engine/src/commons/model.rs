@@ -617,7 +617,7 @@ impl World {
         let Some(message) = self.workers[worker].commons.read(&message) else {
             return Err("a message of another realm".into());
         };
-        let (Message::Reply { key, .. } | Message::Gone { key }) = &message else { return };
+        let (Message::Reply { key, .. } | Message::Gone { key }) = &message else { return Ok(()) };
         let key = number_of(key);
         let Some(Local::Watching { is_told, .. }) = &mut self.place(worker, key).local else {
             return Ok(());

@@ -192,8 +192,9 @@ impl Membership {
         self.seems_dead(owner)
     }
 
-    /// The queues of the others with whom this one shares replies, as far as it knows.
-    pub(super) fn others(&self) -> Vec<u32> {
+    /// The queues of the others with whom this one shares replies.
+    pub(super) fn others(&mut self, now: Nanos, shared: &impl Shared) -> Vec<u32> {
+        self.look(now, shared);
         let others = self.living().filter(|member| member.owner != self.owner && member.realm == self.realm);
         others.map(|member| member.queue).collect()
     }

@@ -68,8 +68,10 @@ pub fn judge(request: Pairs<'_>, response: Pairs<'_>, received: u64, delay: Dura
     let fields = Fields::of(response);
     let lifetime = directives.s_maxage.or(directives.max_age).or_else(|| fields.until_expiry(received));
     let age = fields.age(received, delay);
+    // Whoever waited for it has waited for as long as the call took, which makes it no older for them.
+    let age_when_sent = fields.age(received, Duration::ZERO);
     let forbidden = forbidden(&directives, &fields, lifetime.is_some(), request)
-        .or_else(|| lifetime.filter(|lifetime| *lifetime <= age).map(|_| Forbidden::Expired));
+        .or_else(|| lifetime.filter(|lifetime| *lifetime <= age_when_sent).map(|_| Forbidden::Expired));
     Verdict {
         forbidden,
         lifetime,
@@ -181,11 +183,13 @@ impl Fields {
     }
 
     /// The age at arrival: by the two clocks, or as the caches on the way counted it, whichever is more (RFC 9111,
-    /// section 4.2.3).
+    /// section 4.2.3). How long the call took counts only for what a cache has sent: what its origin has just made is
+    /// new, however long that took.
     fn age(&self, received: u64, delay: Duration) -> Duration {
         let apparent = received.saturating_sub(self.date.unwrap_or(received));
-        let told = self.age.flatten().unwrap_or(0);
-        Duration::from_secs(apparent).max(Duration::from_secs(told).saturating_add(delay))
+        let told =
+            self.age.flatten().map_or(Duration::ZERO, |told| Duration::from_secs(told).saturating_add(delay));
+        Duration::from_secs(apparent).max(told)
     }
 }
 
