@@ -1,16 +1,16 @@
 vcl 4.1;
 
-# Varnish as a shared cache in front of the tests' origin server. The command fills in what stands between at signs, and sets
-# what only parameters can say: nothing is kept unless the origin says so, what is too old is kept for a minute to be validated,
-# and idle connections to the origin are closed before it closes them (5 s).
+# Varnish as a shared cache in front of the tests' origin server. The command fills in what stands between at signs, and
+# sets what only parameters can say: nothing is kept unless the origin says so, what is too old is kept for a minute to
+# be validated, and idle connections to the origin are closed before it closes them (5 s).
 
 backend origin {
   .host = "@ORIGIN_HOST@";
   .port = "@ORIGIN_PORT@";
 }
 
-# What is too old is served only where the origin cannot be reached, and where it does not forbid that. Varnish asks it first; if
-# that fails, it looks again with more grace, and does not ask a second time.
+# What is too old is served only where the origin cannot be reached, and where it does not forbid that. Varnish asks it
+# first; if that fails, it looks again with more grace, and does not ask a second time.
 sub vcl_recv {
   if (req.restarts == 0) {
     set req.grace = 0s;

@@ -29,9 +29,9 @@ pub struct Known {
 }
 
 const HEADER: &str = "\
-# What the filter makes of the public HTTP cache tests: `make http-cache-tests` fails where this is not so, and writes it anew
-# with BLESS=1. A test that is new under `fail` has the tests' own words for a reason, until somebody finds better ones or moves
-# it. `untested`: what they rest on did not work, so they say nothing.
+# What the filter makes of the public HTTP cache tests: `make http-cache-tests` fails where this is not so, and writes it
+# anew with BLESS=1. A test that is new under `fail` has the tests' own words for a reason, until somebody finds better
+# ones or moves it. `untested`: what they rest on did not work, so they say nothing.
 ";
 
 impl Known {

@@ -10,16 +10,16 @@ const KINDS: [(Kind, &str); 3] = [
     (Kind::Check, "Questions with no wrong answer: how often the answer is yes"),
 ];
 
-/// A table for each kind of test. A cell has what passed and how many there are; `-n` are those that say nothing, since what
-/// they rest on did not work.
+/// A table for each kind of test. A cell has what passed and how many there are; `-n` are those that say nothing, since
+/// what they rest on did not work.
 pub fn markdown(columns: &[Column]) -> String {
     let mut text = "\
 # The public HTTP cache tests
 
-Written by `make http-cache-tests`. The tests are [http-cache-tests](https://www.npmjs.com/package/http-cache-tests); each
-cache stands in front of their origin server. The configurations: [the gateway](../../envoy/gateway.yaml),
-[nginx](../http-cache/nginx.conf), [Varnish](../http-cache/varnish.vcl). What of it the filter passes, and why not the rest, is
-[listed](../http-cache/collapser.yaml). `-n`: so many tests say nothing, since what they rest on did not work.
+Written by `make http-cache-tests`. The tests are [http-tests/cache-tests](https://github.com/http-tests/cache-tests);
+each cache stands in front of their origin server. The configurations: [the gateway](../../envoy/gateway.yaml),
+[nginx](../http-cache/nginx.conf), [Varnish](../http-cache/varnish.vcl). What the filter passes, and why not the rest,
+is [listed](../http-cache/collapser.yaml). `-n`: so many tests say nothing, since what they rest on did not work.
 "
     .to_owned();
     for (kind, title) in KINDS {
