@@ -183,7 +183,7 @@ impl Server {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot run {}", command.get_program().display()))?;
-        let mut server = Self { child, addr, dir: dir };
+        let mut server = Self { child, addr, dir };
         server.wait_until_listening().await?;
         Ok(server)
     }
