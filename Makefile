@@ -236,7 +236,7 @@ check-rust:
 check-python:
 	@command -v python3 >/dev/null || { echo "error: python3 is missing; on Debian: apt-get install python3 python3-venv" >&2; exit 1; }
 
-include benches/engine.mk benches/e2e.mk kind/pod.mk kind/observability.mk kind/lint.mk
+include benches/engine.mk benches/e2e.mk benches/http-cache.mk kind/pod.mk kind/observability.mk kind/lint.mk
 
 ##@ Other
 
