@@ -453,11 +453,20 @@ mod tests {
     }
 
     #[test]
-    fn the_call_makes_the_reply_older() {
+    fn the_call_makes_what_a_cache_has_sent_older() {
         let age = |headers: &[(&str, &str)]| judged(&[], headers, Duration::from_millis(1_500)).age;
-        assert_eq!(age(&[]), Duration::from_millis(1_500));
+        assert_eq!(age(&[]), Duration::ZERO);
+        assert_eq!(age(&[("age", "0")]), Duration::from_millis(1_500));
         assert_eq!(age(&[("age", "2")]), Duration::from_millis(3_500));
         assert_eq!(age(&[("date", "Sun, 06 Nov 1994 08:49:35 GMT")]), Duration::from_secs(2));
+    }
+
+    #[test]
+    fn a_slow_call_is_no_reason_not_to_share() {
+        let slow = |headers: &[(&str, &str)]| judged(&[], headers, Duration::from_secs(60)).forbidden;
+        assert_eq!(slow(&[("cache-control", "max-age=10")]), None);
+        assert_eq!(slow(&[("cache-control", "max-age=10"), ("age", "9")]), None);
+        assert_eq!(slow(&[("cache-control", "max-age=10"), ("age", "10")]), Some(Forbidden::Expired));
     }
 
     #[test]
@@ -539,7 +548,9 @@ mod tests {
                 let block = headers.build();
                 let headers = Pairs::parse(&block).unwrap();
                 let verdict = judge(headers, headers, received, Duration::new(secs, nanos));
-                prop_assert!(verdict.age >= Duration::new(secs, nanos));
+                let told =
+                    headers.first(b"age").is_some_and(|age| age.first().is_some_and(u8::is_ascii_digit));
+                prop_assert!(told || verdict.age.subsec_nanos() == 0);
                 let _ = judge_grpc(headers);
                 Ok(())
             })
