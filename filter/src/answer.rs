@@ -70,6 +70,16 @@ impl Answer {
         matches!(self.by, By::Revalidate | By::Error)
     }
 
+    /// What access logs call it.
+    pub fn outcome(&self) -> &'static str {
+        match self.by {
+            By::Leading => "leader",
+            By::Following => "follower",
+            By::Cache => "hit",
+            By::Revalidate | By::Error => "stale",
+        }
+    }
+
     /// Whether it stands in for a failure.
     pub fn is_for_error(&self) -> bool {
         self.by == By::Error

@@ -334,7 +334,7 @@ impl Stream {
     fn answer_hit(&self, hit: &Collected, note: Note, request: Vec<u8>, key: &Key) {
         self.held.set((hit.reply.body.len(), hit.charged));
         let answer = Answer::new(hit, note, || request);
-        self.note_outcome(if answer.is_stale() { "stale" } else { "hit" }, Some(key));
+        self.note_outcome(answer.outcome(), Some(key));
         self.answer(answer);
     }
 
@@ -398,7 +398,6 @@ impl Stream {
     fn replay_headers(&self, answer: Answer, end_of_stream: bool) -> Action {
         if answer.is_stale() {
             self.worker.metrics.answered_stale(answer.is_for_error());
-            self.note_outcome("stale", None);
         }
         let has_slot = !answer.needs_slot() || !end_of_stream;
         let shown = answer.headers(self.worker.settings.cache_status, || self.worker.now());
@@ -416,6 +415,8 @@ impl Stream {
         if let Some(collected) = self.worker.collect(self.id, ticket) {
             self.held.set((collected.reply.body.len(), collected.charged));
             let answer = Answer::new(&collected, note, || host::header_map(MapType::RequestHeaders));
+            // What it waited for may have come from another worker, or be stale.
+            self.note_outcome(answer.outcome(), None);
             return self.replay_headers(answer, end_of_stream);
         }
         if self.worker.is_released(self.id) {
