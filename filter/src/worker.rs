@@ -383,8 +383,8 @@ impl Worker {
         };
         if let Some(flight) = led {
             let is_refresh = refresh.is_some();
-            let anew = ask.anew || is_refresh;
-            self.depart(Departure { key: ask.key, flight, since: now, request, is_refresh, anew }, now);
+            let ask = Ask { anew: ask.anew || is_refresh, ..*ask };
+            self.depart(Departure { ask, flight, since: now, request, is_refresh }, now);
             // What follows in this callback may be the stream's again. It is there.
             if is_refresh || self.settings.filter_state {
                 let _ = host::set_effective_context(waiter);
@@ -655,8 +655,7 @@ impl Worker {
 
     /// Gets a flight its reply: by a call, or from another worker.
     fn depart(&self, departure: Departure, now: Nanos) {
-        let Departure { key, anew, .. } = departure;
-        let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&key, anew, now)));
+        let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&departure.ask, now)));
         match claim {
             Some((_, Claim::Fly(ticket))) => self.fly(departure, Some(ticket), now),
             None | Some((_, Claim::Unshared)) => self.fly(departure, None, now),
@@ -673,7 +672,7 @@ impl Worker {
     fn fly(&self, departure: Departure, ticket: Option<commons::Ticket>, now: Nanos) {
         self.metrics.backend_calls.add(1);
         self.metrics.refreshes.add(usize::from(departure.is_refresh));
-        let Departure { key, flight, request, .. } = departure;
+        let Departure { ask: Ask { key, .. }, flight, request, .. } = departure;
         let token = self.dispatch(&request);
         let Request { method, protocol, policy, primary, headers: leader, .. } = request;
         let call =
@@ -788,8 +787,8 @@ impl Worker {
             Outcome::Queued(ticket) | Outcome::Joined(ticket) => self.unseat(call, Moved::To(ticket)),
             Outcome::Leads(ticket) => {
                 self.unseat(call, Moved::To(ticket));
-                let (flight, is_refresh, anew) = (ticket.flight, false, false);
-                self.depart(Departure { key, flight, since: now, request, is_refresh, anew }, now);
+                let (flight, is_refresh) = (ticket.flight, false);
+                self.depart(Departure { ask, flight, since: now, request, is_refresh }, now);
             }
             _ => return self.release(call),
         }
