@@ -8,14 +8,14 @@ use collapser_loadgen::report::Report;
 use collapser_loadgen::sidecar::Sidecar;
 use serde_json::json;
 
-use super::scene::{Scene, WORKERS, pass_ms};
+use super::scene::{Scene, THRONG, WORKERS, pass_ms};
 use crate::rig::{Rig, eventually};
 
 const ANSWERS: &str = "collapser_stale_answers_total{reason=\"error\"}";
 
 /// So many calls at once, all for one key.
 async fn burst(sidecar: &Sidecar, calls: u64) -> Report {
-    let options = LoadOptions { connections: 20, ..LoadOptions::burst(sidecar.uri(), calls) };
+    let options = LoadOptions { connections: THRONG, ..LoadOptions::burst(sidecar.uri(), calls) };
     load::run(options, |_| ()).await.unwrap()
 }
 
@@ -28,11 +28,11 @@ async fn start_again(addr: SocketAddr) -> collapser_loadgen::backend::BackendHan
 async fn ten_thousand_callers_do_not_notice_that_the_backend_is_gone() {
     const CALLERS: u64 = 10_000;
     for workers in WORKERS {
-        let settings = json!({"cache_duration": "100ms", "stale_if_error": "8s"});
+        let settings = json!({"cache_duration": "1s", "stale_if_error": "8s"});
         let Scene(Rig { backend, sidecar }) = Scene::start(settings, 20, workers).await;
         let addr = backend.grpc_addr();
-        assert!(burst(&sidecar, 1).await.is_clean());
-        pass_ms(200).await;
+        assert!(burst(&sidecar, THRONG as u64).await.is_clean());
+        pass_ms(1_200).await;
         backend.shutdown().await;
 
         let report = burst(&sidecar, CALLERS).await;
@@ -49,7 +49,7 @@ async fn ten_thousand_callers_do_not_notice_that_the_backend_is_gone() {
         let backend = start_again(addr).await;
         // Envoy looks for it from time to time only.
         eventually("the backend is found", async || burst(&sidecar, 1).await.is_clean()).await;
-        pass_ms(200).await;
+        pass_ms(1_200).await;
         let before = backend.calls();
         assert!(burst(&sidecar, 100).await.is_clean());
         assert!(backend.calls() > before);

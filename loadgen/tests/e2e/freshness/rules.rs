@@ -48,8 +48,10 @@ async fn the_first_rule_that_matches_counts() {
         assert_eq!(calls(&rig, path, &[PLAIN; 2]).await, expected, "{path}");
     }
     let ttl = |told: &Told| told.status().rsplit('=').next().unwrap().parse::<u64>().unwrap();
-    let (ruled, flat) =
-        (call(&rig, "/shop.Shop/GetItem", "k", PLAIN).await, call(&rig, "/other.Shop/List", "k", PLAIN).await);
+    let (ruled, flat) = (
+        call(&rig, "/shop.Shop/GetItem", "k", PLAIN).await,
+        call(&rig, "/other.Shop/List", "k", PLAIN).await,
+    );
     assert!(ttl(&ruled) > 3_000 && (1..60).contains(&ttl(&flat)), "{ruled:?} {flat:?}");
 }
 

@@ -19,6 +19,9 @@ pub const WORKERS: [u32; 2] = [1, 4];
 /// So many callers with connections of their own are not all one worker's.
 pub const CROWD: usize = 10;
 
+/// With so many connections, none of the workers is without one.
+pub const THRONG: usize = 64;
+
 /// Request metadata.
 pub type Pairs<'a> = &'a [(&'a str, &'a str)];
 
@@ -118,6 +121,19 @@ impl Scene {
     /// One call for a key without anything special.
     pub async fn get(&self, key: &str) -> Told {
         self.one(&ask(key), &[]).await
+    }
+
+    /// Has each worker have the first reply for a key: what is stale answers only where it was had.
+    pub async fn spread(&self, key: &str) {
+        let mut clients = Vec::new();
+        for _ in 0..THRONG {
+            clients.push(self.client().await);
+        }
+        let calls: Vec<_> = clients.iter().map(|client| client.compute(&ask(key), headers(&[]))).collect();
+        for call in calls.into_iter().map(tokio::spawn).collect::<Vec<_>>() {
+            let told = Told(call.await.unwrap().unwrap());
+            assert_eq!(told.serial(), 1, "the machine is too slow for this test");
+        }
     }
 
     /// The same call by several, each on a connection of its own: the first one leads a flight, and the others come
