@@ -70,12 +70,13 @@ impl Answer {
         matches!(self.by, By::Revalidate | By::Error)
     }
 
-    /// What became of the request, if it was not what its flight came to.
-    pub fn outcome(&self) -> Option<&'static str> {
+    /// What access logs call it.
+    pub fn outcome(&self) -> &'static str {
         match self.by {
-            By::Cache => Some("hit"),
-            By::Revalidate | By::Error => Some("stale"),
-            By::Leading | By::Following => None,
+            By::Leading => "leader",
+            By::Following => "follower",
+            By::Cache => "hit",
+            By::Revalidate | By::Error => "stale",
         }
     }
 

@@ -9,6 +9,7 @@ use collapser_engine::flights::FlightId;
 use collapser_engine::key::Key;
 use collapser_engine::reply::Reply;
 use collapser_engine::settings::{Mode, Scope, Settings};
+use collapser_engine::table::Ask;
 use collapser_engine::{Nanos, nanos};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,8 +23,8 @@ const SLOTS: Slots = Slots(commons::NAME);
 
 /// A flight of this worker's table that needs an upstream call, or somebody else's reply.
 pub struct Departure {
-    /// Its key.
-    pub key: Key,
+    /// What is asked for. If it is for those who come later, a reply that is there will not do.
+    pub ask: Ask,
     /// The flight.
     pub flight: FlightId,
     /// When it began.
@@ -32,8 +33,6 @@ pub struct Departure {
     pub request: Request,
     /// Whether it is for those who come later, and nobody led to it.
     pub is_refresh: bool,
-    /// Whether a reply that is there will not do.
-    pub anew: bool,
 }
 
 /// What a message of another worker means for this one.
@@ -78,14 +77,14 @@ impl Sharing {
         self.commons.borrow_mut().beat(now, &SLOTS);
     }
 
-    /// See [`Commons::claim`].
-    pub fn claim(&self, key: &Key, anew: bool, now: Nanos) -> Claim {
-        self.commons.borrow_mut().claim(key, anew, now, now.saturating_add(self.patience), &SLOTS)
+    /// See [`Commons::claim_for`].
+    pub fn claim(&self, ask: &Ask, now: Nanos) -> Claim {
+        self.commons.borrow_mut().claim_for(ask, now, now.saturating_add(self.patience), &SLOTS)
     }
 
     /// Keeps a departure that waits for another worker's flight.
     pub fn watch(&self, watch: Watch, departure: Departure) {
-        self.watched.borrow_mut().insert(departure.key, (watch, departure));
+        self.watched.borrow_mut().insert(departure.ask.key, (watch, departure));
     }
 
     /// How many departures wait for other workers.

@@ -358,7 +358,7 @@ impl Stream {
     fn answer_hit(&self, hit: &Collected, note: Note, request: Vec<u8>, key: &Key) {
         self.held.set((hit.reply.body.len(), hit.charged));
         let answer = Answer::new(hit, note, || request);
-        self.note_outcome(answer.outcome().unwrap_or("hit"), Some(key));
+        self.note_outcome(answer.outcome(), Some(key));
         self.answer(answer);
     }
 
@@ -439,9 +439,8 @@ impl Stream {
         if let Some(collected) = self.worker.collect(self.id, ticket) {
             self.held.set((collected.reply.body.len(), collected.charged));
             let answer = Answer::new(&collected, note, || host::header_map(MapType::RequestHeaders));
-            if let Some(outcome) = answer.outcome() {
-                self.note_outcome(outcome, None);
-            }
+            // What it waited for may have come from another worker, or be stale.
+            self.note_outcome(answer.outcome(), None);
             return self.replay_headers(answer, end_of_stream);
         }
         if self.worker.is_released(self.id) {

@@ -12,7 +12,7 @@ use collapser_engine::changes::{Changes, Resource};
 use collapser_engine::classify::{Bypass, Candidate, Protocol};
 use collapser_engine::commons::{self, Claim};
 use collapser_engine::deadlines::{self, Deadlines};
-use collapser_engine::flights::{By, Call, Collected, FlightId, Portion, Ticket};
+use collapser_engine::flights::{Call, Collected, FlightId, Portion, Ticket};
 use collapser_engine::grace::{Grace, PATIENCE, Place, Until};
 use collapser_engine::grpc::Code;
 use collapser_engine::http::freshness;
@@ -390,8 +390,8 @@ impl Worker {
         };
         if let Some(flight) = led {
             let is_refresh = refresh.is_some();
-            let anew = is_refresh || ask.is_choosy();
-            self.depart(Departure { key: ask.key, flight, since: now, request, is_refresh, anew }, now);
+            let ask = Ask { anew: ask.anew || is_refresh, ..*ask };
+            self.depart(Departure { ask, flight, since: now, request, is_refresh }, now);
             // What follows in this callback may be the stream's again. It is there.
             if is_refresh || self.settings.filter_state {
                 let _ = host::set_effective_context(waiter);
@@ -640,13 +640,13 @@ impl Worker {
     }
 
     /// Another worker's reply ends a flight of this one.
-    fn land_shared(&self, departure: &Departure, reply: Reply, by: By, now: Nanos) {
+    fn land_shared(&self, departure: &Departure, reply: Reply, now: Nanos) {
         self.catalog.borrow_mut().shared(departure.request.method);
         if reply.streamed {
             self.streams(departure.request.method);
         }
         let failed = self.has_failed(&reply);
-        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, Some(by), failed, now);
+        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, failed, now);
         self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
         self.wake();
     }
@@ -657,7 +657,7 @@ impl Worker {
         match news {
             Some(News::Reply { departure, reply }) => {
                 self.metrics.collapsed.add(usize::from(!departure.is_refresh));
-                self.land_shared(&departure, reply, By::Following, self.now());
+                self.land_shared(&departure, reply, self.now());
             }
             Some(News::Gone(departure)) => self.depart(departure, self.now()),
             Some(News::Changed(resource)) => self.changes.borrow_mut().record(resource, self.now()),
@@ -680,22 +680,16 @@ impl Worker {
     }
 
     /// Gets a flight its reply: by a call, or from another worker.
-    fn depart(&self, departure: Departure, now: Nanos) {
-        let Departure { key, anew, .. } = departure;
-        let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&key, anew, now)));
+    fn depart(&self, mut departure: Departure, now: Nanos) {
+        departure.ask.changed = departure.ask.changed.max(self.last_change(departure.request.resource));
+        let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&departure.ask, now)));
         match claim {
             Some((_, Claim::Fly(ticket))) => self.fly(departure, Some(ticket), now),
             None | Some((_, Claim::Unshared)) => self.fly(departure, None, now),
             Some((sharing, Claim::Wait(watch))) => sharing.watch(watch, departure),
-            Some((_, Claim::Take { reply, .. }))
-                if reply.life.landed.saturating_sub(reply.life.took)
-                    < self.last_change(departure.request.resource) =>
-            {
-                self.depart(Departure { anew: true, ..departure }, now);
-            }
             Some((_, Claim::Take { reply, .. })) => {
                 self.metrics.hits.add(usize::from(!departure.is_refresh));
-                self.land_shared(&departure, reply, By::Cache, now);
+                self.land_shared(&departure, reply, now);
             }
         }
     }
@@ -705,7 +699,7 @@ impl Worker {
     fn fly(&self, departure: Departure, ticket: Option<commons::Ticket>, now: Nanos) {
         self.metrics.backend_calls.add(1);
         self.metrics.refreshes.add(usize::from(departure.is_refresh));
-        let Departure { key, flight, request, .. } = departure;
+        let Departure { ask: Ask { key, .. }, flight, request, .. } = departure;
         let token = self.dispatch(&request);
         let Request { method, protocol, policy, primary, resource, headers: leader, .. } = request;
         let dispatched = now;
@@ -821,8 +815,8 @@ impl Worker {
             Outcome::Queued(ticket) | Outcome::Joined(ticket) => self.unseat(call, Moved::To(ticket)),
             Outcome::Leads(ticket) => {
                 self.unseat(call, Moved::To(ticket));
-                let (flight, is_refresh, anew) = (ticket.flight, false, false);
-                self.depart(Departure { key, flight, since: now, request, is_refresh, anew }, now);
+                let (flight, is_refresh) = (ticket.flight, false);
+                self.depart(Departure { ask, flight, since: now, request, is_refresh }, now);
             }
             _ => return self.release(call),
         }

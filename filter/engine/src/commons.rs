@@ -100,6 +100,7 @@ use crate::Nanos;
 use crate::changes::Resource;
 use crate::key::Key;
 use crate::reply::Reply;
+use crate::table::Ask;
 use bucket::{Bucket, Entry, Flying, State};
 use roster::Membership;
 use std::borrow::Cow;
@@ -238,6 +239,16 @@ impl Commons {
             }
         }
         Claim::Unshared
+    }
+
+    /// The same for one who asks: a reply that does not suit will not do either.
+    pub fn claim_for(&mut self, ask: &Ask, now: Nanos, deadline: Nanos, shared: &impl Shared) -> Claim {
+        match self.claim(&ask.key, ask.anew, now, deadline, shared) {
+            Claim::Take { reply, .. } if !ask.accepts(&reply.life, now) => {
+                self.claim(&ask.key, true, now, deadline, shared)
+            }
+            claim => claim,
+        }
     }
 
     /// What is to be done by what the bucket says, and what the bucket has to be changed to first.

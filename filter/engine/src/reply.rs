@@ -152,7 +152,7 @@ impl Reply {
     }
 
     fn http(mut headers: PairsBuilder, status: u16, body: Vec<u8>, trailers: Box<[u8]>) -> Self {
-        let is_empty = Pairs::parse(&trailers).is_none_or(|trailers| trailers.len() == 0);
+        let is_empty = Pairs::parse(&trailers).is_none_or(|trailers| trailers.is_empty());
         // A length and trailers do not go together in HTTP/1.
         if is_empty && !matches!(status, 100..=199 | 204 | 304) {
             headers.push(b"content-length", body.len().to_string().as_bytes());

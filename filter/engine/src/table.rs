@@ -53,13 +53,8 @@ impl Ask {
         }
     }
 
-    /// Whether not every reply that is fresh will do.
-    pub fn is_choosy(&self) -> bool {
-        self.anew || self.max_age.is_some() || self.min_fresh > 0
-    }
-
     /// Whether a reply suits the one who asks, provided that it may be given at all.
-    fn accepts(&self, life: &Life, now: Nanos) -> bool {
+    pub fn accepts(&self, life: &Life, now: Nanos) -> bool {
         if life.landed.saturating_sub(life.took) < self.changed {
             return false;
         }
@@ -262,11 +257,32 @@ impl Table {
         let is_kept = reply.body.len() <= self.max_response_bytes;
         let terms = if is_kept { terms.settled(self.random.unit()) } else { Terms { ttl: 0, ..terms } };
         reply.life = Life::new(terms, now.saturating_sub(started), now);
-        self.land_as_it_is(flight, reply, None, failed, now)
+        self.settle(flight, reply, None, failed, now)
     }
 
-    /// The same with a reply whose life has been settled; `by` tells how waiters came by it if not by this flight.
+    /// The same with a reply whose life has been settled, by another worker. All who wait here have followed that
+    /// one's flight, unless the reply was there before.
     pub fn land_as_it_is(
+        &mut self,
+        flight: FlightId,
+        reply: Reply,
+        failed: bool,
+        now: Nanos,
+    ) -> Option<Landing> {
+        let (_, started) = self.flights.in_air_as(flight)?;
+        let by = if reply.life.landed >= started {
+            By::Following
+        } else if reply.life.fresh > now {
+            By::Cache
+        } else {
+            // Another worker has had something stand in.
+            By::Error
+        };
+        self.settle(flight, reply, Some(by), failed, now)
+    }
+
+    /// A flight ends with this reply, which its waiters come by as `by` says, if not by the flight itself.
+    fn settle(
         &mut self,
         flight: FlightId,
         reply: Reply,
@@ -281,10 +297,7 @@ impl Table {
             let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), Some(by))?;
             return Some(Landing { key, reply, expires: now, started, shared, evicted: 0 });
         }
-        // Another worker has had something stand in.
-        let is_stand_in = life.landed < started && life.fresh <= now;
         let reply = Rc::new(reply);
-        let by = if is_stand_in { Some(By::Error) } else { by };
         let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), by)?;
         let evicted = self.keep(&key, &reply, failed, now);
         let expires = if reply.share == Share::Anyone { life.fresh } else { now };
@@ -463,9 +476,27 @@ mod tests {
             let mut table = table(|_| ());
             let ticket = lead(&mut table, 1, 1, 0);
             let reply = Reply { life: Life::new(Terms { ttl, ..TTL }, 5, 50), ..of_weight(3) };
-            table.land_as_it_is(ticket.flight, reply, None, false, 50).unwrap();
+            table.land_as_it_is(ticket.flight, reply, false, 50).unwrap();
             assert_eq!(matches!(arrive(&mut table, 1, 2, 59), Outcome::Hit(_)), fresh);
             assert!(!matches!(arrive(&mut table, 1, 3, 60), Outcome::Hit(_)));
+        }
+    }
+
+    #[test]
+    fn who_waits_for_another_worker_has_followed_or_found_what_was_there() {
+        let cases = [
+            (TTL, 20, By::Following),
+            (NONE, 20, By::Following),
+            (TTL, 10, By::Cache),
+            (NONE, 10, By::Error),
+        ];
+        for (terms, landed, expected) in cases {
+            let mut table = table(|_| ());
+            let ticket = lead(&mut table, 1, 1, 15);
+            assert!(matches!(arrive(&mut table, 1, 2, 16), Outcome::Joined(_)));
+            let reply = Reply { life: Life::new(terms, 5, landed), ..of_weight(3) };
+            table.land_as_it_is(ticket.flight, reply, false, 20).unwrap();
+            assert_eq!(answer_all(&mut table, 20), [expected; 2], "{terms:?}, landed at {landed}");
         }
     }
 

@@ -13,6 +13,7 @@ mod drain;
 mod exposure;
 mod failures;
 mod fidelity;
+mod freshness;
 mod grpcio;
 mod hangups;
 mod hold;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::key::tests::numbered;
+use crate::life::{Life, Terms};
 use crate::reply::tests::of_weight;
 use crate::testing::test;
 use std::cell::{Cell, RefCell};
@@ -78,6 +79,24 @@ fn wait(commons: &mut Commons, key: u32, now: Nanos, memory: &Memory) -> Watch {
         Claim::Wait(watch) => watch,
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_reply_that_is_too_old_for_one_who_asks_is_left_where_it_is() {
+    let memory = Memory::new();
+    let mut all = members(3, &memory);
+    let ticket = fly(&mut all[0], 1, NOW, &memory);
+    let life = Life::new(Terms { ttl: 10, ..Terms::default() }, 0, NOW);
+    let reply = Reply { life, ..of_weight(3) };
+    all[0].land(ticket, &reply, life.fresh, NOW, &memory);
+    let mut claim = |max_age| {
+        let ask = Ask { max_age, ..Ask::new(numbered(1)) };
+        all[1].claim_for(&ask, NOW + 5, LATER, &memory)
+    };
+    for enough in [None, Some(5)] {
+        assert!(matches!(claim(enough), Claim::Take { .. }), "{enough:?}");
+    }
+    assert!(matches!(claim(Some(4)), Claim::Fly(_)));
 }
 
 #[test]
