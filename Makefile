@@ -151,7 +151,7 @@ test-envoy-%: $(TOOLS)/envoy-%/envoy
 
 # Fuzzing needs compiler flags that a stable compiler takes only with RUSTC_BOOTSTRAP. The engine is safe Rust, so
 # it is panics and wrong answers that are looked for, and no sanitizer is needed.
-FUZZ_TARGETS := framing settings durations key headers reply
+FUZZ_TARGETS := framing settings durations key headers http reply
 FUZZ_SECONDS ?= 600
 fuzz_run = cd filter/engine && mkdir -p fuzz/corpus/$(1) && \
 	PATH="$(TOOLS)/cargo-fuzz/bin:$$PATH" RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none $(1) \
