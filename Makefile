@@ -122,7 +122,7 @@ test-e2e: wasm wasm-trap programs envoy python-tools ## The end-to-end tests, wi
 # What is about other names than the fixture has, or about streams that this variant excludes by name.
 ISTIO_SKIPPED := bypass::a_conversation bypass::a_stream bypass::a_request_larger_than_envoys_buffers \
 	bypass::client_streaming bypass::large_messages bypass::server_streaming bypass::ten_thousand_messages \
-	bypass::two_messages bypass::what_comes_right_after drain:: failures::readiness reconfigure:: settings:: tls:: unshared::a_stream
+	bypass::two_messages bypass::what_comes_right_after drain:: failures::readiness reconfigure:: settings:: tls:: unshared::a_stream http::
 
 .PHONY: test-istio
 test-istio: wasm wasm-trap programs envoy python-tools ## The same with the configuration that Istio makes of kind/istio/demo/wasmplugin

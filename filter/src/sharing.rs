@@ -4,7 +4,7 @@ use crate::host;
 use crate::slots::Slots;
 use crate::worker::Request;
 use collapser_engine::changes::Resource;
-use collapser_engine::commons::{self, Claim, Commons, Freshness, Message, Ticket, Watch};
+use collapser_engine::commons::{self, Claim, Commons, Freshness, Good, Message, Ticket, Watch};
 use collapser_engine::flights::FlightId;
 use collapser_engine::key::Key;
 use collapser_engine::reply::Reply;
@@ -121,12 +121,12 @@ impl Sharing {
         }
     }
 
-    /// This worker's flight for all has ended with a reply that is fresh until `expires`.
-    pub fn land(&self, key: &Key, ticket: Ticket, reply: &Reply, expires: Nanos, now: Nanos) {
+    /// This worker's flight for all has ended with a reply that is `good` for so long.
+    pub fn land(&self, key: &Key, ticket: Ticket, reply: &Reply, good: Good, now: Nanos) {
         let mut commons = self.commons.borrow_mut();
-        let queues = commons.land(ticket, reply, expires, now, &SLOTS);
+        let queues = commons.land(ticket, reply, good, now, &SLOTS);
         if !queues.is_empty() {
-            let message = commons.reply_message(key, Freshness { landed: now, expires }, reply);
+            let message = commons.reply_message(key, Freshness { landed: now, expires: good.fresh }, reply);
             tell(&queues, &message);
         }
     }

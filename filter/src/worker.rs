@@ -24,7 +24,7 @@ use collapser_engine::policy::{Policy, PolicyId};
 use collapser_engine::reply::{MARKER, Reply, Shape, Share};
 use collapser_engine::settings::{Hold, Settings};
 use collapser_engine::sightings::Sighting;
-use collapser_engine::table::{Arrival, Ask, Outcome, Table};
+use collapser_engine::table::{Arrival, Ask, Ending, Outcome, Table};
 use collapser_engine::variants::Variants;
 use collapser_engine::{Nanos, Waiter, nanos, terms};
 use std::cell::{Cell, RefCell};
@@ -604,13 +604,14 @@ impl Worker {
             terms.ttl = 0;
         }
         let (streamed, is_private) = (reply.streamed, reply.share == Share::Leader);
-        let landing = self.table.borrow_mut().land(call.flight, reply, terms, failed, now);
+        let ending = Ending { failed, changed: self.last_change(call.resource) };
+        let landing = self.table.borrow_mut().land(call.flight, reply, terms, ending, now);
         let Some(landing) = landing else { return };
         if let (Some(sharing), Some(ticket)) = (&self.sharing, call.ticket) {
             // Nobody but the leader gets to see it; what stands in for it is for all.
             let is_private = is_private && landing.reply.share == Share::Leader;
             let told = if is_private { &self.for_nobody } else { &*landing.reply };
-            sharing.land(&landing.key, ticket, told, landing.expires, now);
+            sharing.land(&landing.key, ticket, told, landing.good, now);
         }
         // What fails, streams or says for how long it is good tells nothing about whether answers are asked for again.
         if !landing.shared && code == Code::OK && !streamed && !steers {
@@ -645,8 +646,9 @@ impl Worker {
         if reply.streamed {
             self.streams(departure.request.method);
         }
-        let failed = self.has_failed(&reply);
-        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, failed, now);
+        let changed = self.last_change(departure.request.resource);
+        let ending = Ending { failed: self.has_failed(&reply), changed };
+        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, ending, now);
         self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
         self.wake();
     }
@@ -685,6 +687,10 @@ impl Worker {
         let claim = self.sharing.as_ref().map(|sharing| (sharing, sharing.claim(&departure.ask, now)));
         match claim {
             Some((_, Claim::Fly(ticket))) => self.fly(departure, Some(ticket), now),
+            Some((_, Claim::Replace { ticket, stale })) => {
+                self.table.borrow_mut().adopt(&departure.ask.key, stale, now);
+                self.fly(departure, Some(ticket), now);
+            }
             None | Some((_, Claim::Unshared)) => self.fly(departure, None, now),
             Some((sharing, Claim::Wait(watch))) => sharing.watch(watch, departure),
             Some((_, Claim::Take { reply, .. })) => {

@@ -93,6 +93,7 @@ mod roster;
 mod tests;
 
 pub use crate::lease::Shared;
+pub use bucket::Good;
 pub use message::{Freshness, Message};
 pub use roster::{BEAT, STALE};
 
@@ -157,6 +158,13 @@ pub struct Watch {
 pub enum Claim {
     /// Make the upstream call, and keep the ticket until it has ended.
     Fly(Ticket),
+    /// The same; and keep this reply, which will not do now, in case that the call fails.
+    Replace {
+        /// As above.
+        ticket: Ticket,
+        /// The reply.
+        stale: Reply,
+    },
     /// Wait for a [`Message`] on the own queue, and keep the request: claim again when told to, and when the watch
     /// [is due](Commons::is_due). The watch replaces an earlier one for the key.
     Wait(Watch),
@@ -261,13 +269,14 @@ impl Commons {
         deadline: Nanos,
         shared: &impl Shared,
     ) -> (Claim, Option<Vec<u8>>) {
-        let mut waiters = Vec::new();
+        let (mut waiters, mut stale) = (Vec::new(), None);
         match bucket.take(key, self.me.realm) {
-            Some(State::Landed { expires, reply }) if expires > now && !anew => {
-                if let Some(reply) = Reply::decode(&reply) {
-                    return (Claim::Take { reply, expires }, None);
+            Some(State::Landed { good, reply }) if good.kept > now => match Reply::decode(&reply) {
+                Some(reply) if good.fresh > now && !anew => {
+                    return (Claim::Take { reply, expires: good.fresh }, None);
                 }
-            }
+                reply => stale = reply,
+            },
             Some(State::Flying(flying)) if self.is_in_air(&flying, now, shared) => {
                 return self.wait(bucket, key, flying, now);
             }
@@ -281,7 +290,12 @@ impl Commons {
         self.serial += 1;
         let flying = Flying { owner: self.me.owner, serial: self.serial, deadline, waiters };
         bucket.put(self.entry(key, State::Flying(flying)));
-        (Claim::Fly(Ticket { key: *key, serial: self.serial }), Some(bucket.encode()))
+        let ticket = Ticket { key: *key, serial: self.serial };
+        let claim = match stale {
+            Some(stale) => Claim::Replace { ticket, stale },
+            None => Claim::Fly(ticket),
+        };
+        (claim, Some(bucket.encode()))
     }
 
     /// Whether somebody else's flight is worth waiting for. One of this worker's own is not: it claims only what it
@@ -317,22 +331,23 @@ impl Commons {
             || self.me.seems_dead(watch.owner)
     }
 
-    /// The flight has ended with a reply that may be given to others until `expires`; not after now means to nobody
+    /// The flight has ended with a reply that is `good` for others for so long; not after now means to nobody
     /// who does not wait yet. Returns the queues to which [`Self::reply_message`] is to be sent.
     pub fn land(
         &mut self,
         ticket: Ticket,
         reply: &Reply,
-        expires: Nanos,
+        good: impl Into<Good>,
         now: Nanos,
         shared: &impl Shared,
     ) -> Vec<u32> {
-        if expires <= now || reply.encoded_len() > self.max_bytes {
+        let good = good.into();
+        if good.kept <= now || reply.encoded_len() > self.max_bytes {
             return self.take_out(&ticket, None, now, shared);
         }
         let mut bytes = Vec::new();
         reply.encode(&mut bytes);
-        self.take_out(&ticket, Some((&bytes, expires)), now, shared)
+        self.take_out(&ticket, Some((&bytes, good)), now, shared)
     }
 
     /// The flight has ended without anything that could be given to others. Returns the queues to which
@@ -345,7 +360,7 @@ impl Commons {
     fn take_out(
         &mut self,
         ticket: &Ticket,
-        reply: Option<(&[u8], Nanos)>,
+        reply: Option<(&[u8], Good)>,
         now: Nanos,
         shared: &impl Shared,
     ) -> Vec<u32> {
@@ -374,11 +389,11 @@ impl Commons {
         waiters
     }
 
-    fn publish<'a>(&self, bucket: &mut Bucket<'a>, key: &Key, reply: Option<(&'a [u8], Nanos)>, now: Nanos) {
-        if let Some((reply, expires)) = reply
+    fn publish<'a>(&self, bucket: &mut Bucket<'a>, key: &Key, reply: Option<(&'a [u8], Good)>, now: Nanos) {
+        if let Some((reply, good)) = reply
             && bucket.make_room(reply.len(), self.max_bytes, now)
         {
-            bucket.put(self.entry(key, State::Landed { expires, reply: Cow::Borrowed(reply) }));
+            bucket.put(self.entry(key, State::Landed { good, reply: Cow::Borrowed(reply) }));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::budget::{Budget, Charged};
 use crate::cache::{Cache, Inserted};
+use crate::commons::Good;
 use crate::flights::{By, Call, Collected, FlightId, Flights, Landed, Portion, Ticket};
 use crate::key::Key;
 use crate::life::{Life, Terms};
@@ -55,7 +56,7 @@ impl Ask {
 
     /// Whether a reply suits the one who asks, provided that it may be given at all.
     pub fn accepts(&self, life: &Life, now: Nanos) -> bool {
-        if life.landed.saturating_sub(life.took) < self.changed {
+        if life.began() < self.changed {
             return false;
         }
         let is_young = self.max_age.is_none_or(|most| life.age_at(now) <= most);
@@ -91,6 +92,21 @@ pub struct Arrival {
     pub refresh: Option<FlightId>,
 }
 
+/// How a call has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// Whether it counts as a failure, for which an earlier reply may stand in.
+    pub failed: bool,
+    /// Replies of calls that began before then may not: what they tell of has changed since.
+    pub changed: Nanos,
+}
+
+impl From<bool> for Ending {
+    fn from(failed: bool) -> Self {
+        Self { failed, changed: 0 }
+    }
+}
+
 /// What came of a landing.
 #[derive(Clone, Debug)]
 pub struct Landing {
@@ -98,8 +114,8 @@ pub struct Landing {
     pub key: Key,
     /// What its waiters are given.
     pub reply: Rc<Reply>,
-    /// Until when that may be given at other workers to those who come later; not after now if to nobody.
-    pub expires: Nanos,
+    /// For how long that is good at other workers for those who come later; not after now if for nobody.
+    pub good: Good,
     /// When the flight began.
     pub started: Nanos,
     /// Whether more than one waited for it at a time, or it was for those who come later.
@@ -250,14 +266,14 @@ impl Table {
         flight: FlightId,
         mut reply: Reply,
         terms: Terms,
-        failed: bool,
+        ending: impl Into<Ending>,
         now: Nanos,
     ) -> Option<Landing> {
         let (_, started) = self.flights.in_air_as(flight)?;
         let is_kept = reply.body.len() <= self.max_response_bytes;
         let terms = if is_kept { terms.settled(self.random.unit()) } else { Terms { ttl: 0, ..terms } };
         reply.life = Life::new(terms, now.saturating_sub(started), now);
-        self.settle(flight, reply, None, failed, now)
+        self.settle(flight, reply, None, ending.into(), now)
     }
 
     /// The same with a reply whose life has been settled, by another worker. All who wait here have followed that
@@ -266,10 +282,10 @@ impl Table {
         &mut self,
         flight: FlightId,
         reply: Reply,
-        failed: bool,
+        ending: impl Into<Ending>,
         now: Nanos,
     ) -> Option<Landing> {
-        let (_, started) = self.flights.in_air_as(flight)?;
+        let (key, started) = self.flights.in_air_as(flight)?;
         let by = if reply.life.landed >= started {
             By::Following
         } else if reply.life.fresh > now {
@@ -278,7 +294,21 @@ impl Table {
             // Another worker has had something stand in.
             By::Error
         };
-        self.settle(flight, reply, Some(by), failed, now)
+        let landing = self.settle(flight, reply, Some(by), ending.into(), now);
+        if by == By::Error {
+            self.cache.postpone(&key, now.saturating_add(RETRY));
+        }
+        landing
+    }
+
+    /// A reply of another worker's, which will not do by itself, is kept in case that the flight for it fails.
+    pub fn adopt(&mut self, key: &Key, reply: Reply, now: Nanos) {
+        let is_news =
+            self.cache.get(key, now).is_none_or(|found| found.reply.life.landed < reply.life.landed);
+        let kept = reply.life.kept();
+        if is_news && kept > now {
+            self.cache.insert(*key, Rc::new(reply), kept);
+        }
     }
 
     /// A flight ends with this reply, which its waiters come by as `by` says, if not by the flight itself.
@@ -287,21 +317,23 @@ impl Table {
         flight: FlightId,
         reply: Reply,
         by: Option<By>,
-        failed: bool,
+        ending: Ending,
         now: Nanos,
     ) -> Option<Landing> {
         self.blocked = false;
         let (key, started) = self.flights.in_air_as(flight)?;
-        let life = reply.life;
-        if let Some((reply, by)) = self.stand_in(&key, failed, now) {
-            let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), Some(by))?;
-            return Some(Landing { key, reply, expires: now, started, shared, evicted: 0 });
-        }
-        let reply = Rc::new(reply);
+        let (reply, by, is_new) = match self.stand_in(&key, ending, now) {
+            Some((reply, by)) => (reply, Some(by), false),
+            None => (Rc::new(reply), by, true),
+        };
         let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), by)?;
-        let evicted = self.keep(&key, &reply, failed, now);
-        let expires = if reply.share == Share::Anyone { life.fresh } else { now };
-        Some(Landing { key, reply, expires, started, shared, evicted })
+        let evicted = if is_new { self.keep(&key, &reply, ending.failed, now) } else { 0 };
+        let life = reply.life;
+        let good = match reply.share {
+            Share::Anyone => Good { fresh: life.fresh, kept: life.kept() },
+            _ => now.into(),
+        };
+        Some(Landing { key, reply, good, started, shared, evicted })
     }
 
     /// Keeps a reply for those who come later, or remembers that it is not for them. Returns how many were evicted.
@@ -327,15 +359,15 @@ impl Table {
     }
 
     /// What is there in place of a failure.
-    fn stand_in(&mut self, key: &Key, failed: bool, now: Nanos) -> Option<(Rc<Reply>, By)> {
-        if !failed {
+    fn stand_in(&mut self, key: &Key, ending: Ending, now: Nanos) -> Option<(Rc<Reply>, By)> {
+        if !ending.failed {
             return None;
         }
         let reply = Rc::clone(self.cache.get(key, now)?.reply);
         self.cache.postpone(key, now.saturating_add(RETRY));
         let life = reply.life;
         let by = if now < life.fresh { By::Cache } else { By::Error };
-        (now < life.error).then_some((reply, by))
+        (now < life.error && life.began() >= ending.changed).then_some((reply, by))
     }
 
     /// See [`Flights::next_calls`].
@@ -455,7 +487,7 @@ mod tests {
         let ticket = lead(&mut table, 1, 1, 0);
         assert!(matches!(table.arrive(&Ask::new(numbered(1)), 2, 1).outcome, Outcome::Joined(_)));
         let landing = table.land(ticket.flight, of_weight(3), TTL, false, 50).unwrap();
-        assert_eq!((landing.started, landing.expires, landing.shared), (0, 150, true));
+        assert_eq!((landing.started, landing.good, landing.shared), (0, 150.into(), true));
         assert!(matches!(table.arrive(&Ask::new(numbered(1)), 3, 149).outcome, Outcome::Hit(_)));
         assert!(matches!(table.arrive(&Ask::new(numbered(1)), 4, 150).outcome, Outcome::Leads(_)));
         assert_eq!(calls(&mut table).len(), 2);
@@ -569,7 +601,7 @@ mod tests {
             let ticket = lead(table, 1, 2, now);
             assert!(matches!(arrive(table, 1, 3, now), Outcome::Joined(_)));
             let landing = table.land(ticket.flight, failure(), NONE, true, now + 5).unwrap();
-            assert!(landing.expires <= now + 5, "nobody else is told that it is fresh");
+            assert!(landing.good.fresh <= now + 5, "nobody else is told that it is fresh");
             answer_all(table, now + 5)
         };
         assert_eq!(lead_and_fail(&mut table, 2 * SECOND), [By::Error; 2]);
@@ -577,6 +609,43 @@ mod tests {
         assert_eq!((by(&soon.outcome), soon.refresh), (Some(By::Error), None), "at once, without a call");
         assert_eq!(lead_and_fail(&mut table, 3 * SECOND), [By::Leading, By::Following], "too old");
         assert!(matches!(arrive(&mut table, 1, 5, 3 * SECOND + 6), Outcome::Leads(_)));
+    }
+
+    #[test]
+    fn what_has_changed_since_does_not_stand_in() {
+        for (changed, expected) in [(0, By::Error), (1, By::Leading)] {
+            let mut table = with_reply();
+            let ticket = lead(&mut table, 1, 2, 2 * SECOND);
+            let ending = Ending { failed: true, changed };
+            table.land(ticket.flight, failure(), NONE, ending, 2 * SECOND);
+            assert_eq!(answer_all(&mut table, 2 * SECOND), [expected]);
+        }
+    }
+
+    #[test]
+    fn another_workers_stale_reply_stands_in_too() {
+        let life = Life::new(Terms { ttl: SECOND, error: 5 * SECOND, ..TTL }, 0, 0);
+        let mut table = table(|_| ());
+        let ticket = lead(&mut table, 1, 1, 2 * SECOND);
+        table.adopt(&numbered(1), Reply { life, ..of_weight(3) }, 2 * SECOND);
+        let landing = table.land(ticket.flight, failure(), NONE, true, 2 * SECOND).unwrap();
+        assert_eq!(answer_all(&mut table, 2 * SECOND), [By::Error]);
+        assert_eq!(landing.good, Good { fresh: SECOND, kept: 6 * SECOND }, "it goes back to all");
+        let older = Life { landed: 0, ..life };
+        table.adopt(&numbered(1), Reply { life: older, ..of_weight(9) }, 2 * SECOND);
+        let hit = table.arrive(&Ask::new(numbered(1)), 2, 2 * SECOND + 1).outcome;
+        assert!(matches!(hit, Outcome::Hit(hit) if hit.reply.body.len() == of_weight(3).body.len()));
+    }
+
+    #[test]
+    fn whoever_is_told_of_a_failure_elsewhere_leaves_the_backend_alone_too() {
+        let life = Life::new(Terms { ttl: SECOND, error: 9 * SECOND, ..TTL }, 0, 0);
+        let mut table = table(|_| ());
+        let ticket = lead(&mut table, 1, 1, 2 * SECOND);
+        table.land_as_it_is(ticket.flight, Reply { life, ..of_weight(3) }, false, 2 * SECOND);
+        assert_eq!(answer_all(&mut table, 2 * SECOND), [By::Error]);
+        assert_eq!(by(&arrive(&mut table, 1, 2, 2 * SECOND + RETRY - 1)), Some(By::Error));
+        assert!(matches!(arrive(&mut table, 1, 3, 2 * SECOND + RETRY), Outcome::Leads(_)));
     }
 
     #[test]
@@ -699,7 +768,7 @@ mod tests {
         let ticket = lead(&mut table, 1, 1, 0);
         let reply = Reply { share: Share::Variant(numbered(2)), ..of_weight(3) };
         let landing = table.land(ticket.flight, reply, TTL, false, 10).unwrap();
-        assert_eq!(landing.expires, 10, "other workers look for it by a key that it does not have");
+        assert_eq!(landing.good, 10.into(), "other workers look for it by a key that it does not have");
         assert!(matches!(arrive(&mut table, 2, 2, 11), Outcome::Hit(_)));
         assert!(matches!(arrive(&mut table, 1, 3, 11), Outcome::Leads(_)));
     }

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 pub(super) const ENTRIES: usize = if cfg!(test) { 8 } else { 16 };
 
 /// Changes with the layout.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const FLYING: u8 = 1;
 const LANDED: u8 = 2;
@@ -34,10 +34,27 @@ pub(super) struct Flying {
     pub(super) waiters: Vec<u32>,
 }
 
+/// For how long a reply is good.
+#[cfg_attr(test, derive(Hash))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Good {
+    /// Until then it answers whoever comes.
+    pub fresh: Nanos,
+    /// Until then it may stand in for one that cannot be had.
+    pub kept: Nanos,
+}
+
+impl From<Nanos> for Good {
+    /// Good for nothing any more when it is no longer fresh.
+    fn from(fresh: Nanos) -> Self {
+        Self { fresh, kept: fresh }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State<'a> {
     Flying(Flying),
-    Landed { expires: Nanos, reply: Cow<'a, [u8]> },
+    Landed { good: Good, reply: Cow<'a, [u8]> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +68,7 @@ impl Entry<'_> {
     fn is_live(&self, now: Nanos) -> bool {
         match &self.state {
             State::Flying(flying) => flying.deadline > now,
-            State::Landed { expires, .. } => *expires > now,
+            State::Landed { good, .. } => good.kept > now,
         }
     }
 
@@ -108,7 +125,7 @@ impl<'a> Bucket<'a> {
     fn first_to_expire(&self) -> Option<usize> {
         let expiries = self.0.iter().enumerate().filter_map(|(at, entry)| match entry.state {
             State::Flying(_) => None,
-            State::Landed { expires, .. } => Some((expires, at)),
+            State::Landed { good, .. } => Some((good, at)),
         });
         expiries.min().map(|(_, at)| at)
     }
@@ -143,8 +160,9 @@ fn encode_entry(entry: &Entry<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(&(flying.waiters.len() as u32).to_le_bytes());
             flying.waiters.iter().for_each(|queue| out.extend_from_slice(&queue.to_le_bytes()));
         }
-        State::Landed { expires, reply } => {
-            out.extend_from_slice(&expires.to_le_bytes());
+        State::Landed { good, reply } => {
+            out.extend_from_slice(&good.fresh.to_le_bytes());
+            out.extend_from_slice(&good.kept.to_le_bytes());
             wire::put_bytes(out, reply);
         }
     }
@@ -160,7 +178,10 @@ fn decode_entry<'a>(reader: &mut Reader<'a>) -> Option<Entry<'a>> {
             deadline: reader.u64()?,
             waiters: decode_waiters(reader)?,
         }),
-        LANDED => State::Landed { expires: reader.u64()?, reply: Cow::Borrowed(reader.bytes()?) },
+        LANDED => State::Landed {
+            good: Good { fresh: reader.u64()?, kept: reader.u64()? },
+            reply: Cow::Borrowed(reader.bytes()?),
+        },
         _ => return None,
     };
     Some(Entry { key, realm, state })
@@ -189,7 +210,7 @@ mod tests {
     }
 
     fn landed(key: u32, expires: Nanos, len: usize) -> Entry<'static> {
-        let state = State::Landed { expires, reply: Cow::Owned(vec![key as u8; len]) };
+        let state = State::Landed { good: expires.into(), reply: Cow::Owned(vec![key as u8; len]) };
         Entry { key: numbered(key), realm: 4, state }
     }
 
@@ -197,8 +218,9 @@ mod tests {
         let flying = (any::<(u64, u64, u64)>(), prop::collection::vec(any::<u32>(), 0..5)).prop_map(
             |((owner, serial, deadline), waiters)| State::Flying(Flying { owner, serial, deadline, waiters }),
         );
-        let landed = (any::<u64>(), prop::collection::vec(any::<u8>(), 0..20))
-            .prop_map(|(expires, reply)| State::Landed { expires, reply: Cow::Owned(reply) });
+        let landed = (any::<(u64, u64)>(), prop::collection::vec(any::<u8>(), 0..20)).prop_map(
+            |((fresh, kept), reply)| State::Landed { good: Good { fresh, kept }, reply: Cow::Owned(reply) },
+        );
         (any::<[u8; 32]>(), any::<u64>(), prop_oneof![flying, landed]).prop_map(|(key, realm, state)| Entry {
             key: Key(key),
             realm,
@@ -247,6 +269,20 @@ mod tests {
         assert!(!bucket.make_room(0, 100, 5));
         assert!(bucket.make_room(0, 100, 10), "all are over");
         assert_eq!(bucket, Bucket::default());
+    }
+
+    #[test]
+    fn what_is_stale_stays_while_it_is_kept_and_goes_before_what_is_fresh() {
+        let good = Good { fresh: 10, kept: 50 };
+        let stale =
+            Entry { state: State::Landed { good, reply: Cow::Owned(vec![0; 40]) }, ..landed(1, 0, 0) };
+        let mut bucket = Bucket(vec![stale.clone(), landed(2, 30, 40)]);
+        assert!(bucket.make_room(0, 100, 20));
+        assert_eq!(bucket.0.len(), 2);
+        assert!(bucket.make_room(40, 100, 20));
+        assert_eq!(bucket.0, [landed(2, 30, 40)]);
+        let mut bucket = Bucket(vec![stale]);
+        assert!(bucket.make_room(0, 100, 50) && bucket.0.is_empty());
     }
 
     #[test]

@@ -526,7 +526,7 @@ impl World {
             }
             Outcome::Claimed(key, claim) => {
                 let ticket = match claim {
-                    Claim::Fly(ticket) => Some(ticket),
+                    Claim::Fly(ticket) | Claim::Replace { ticket, .. } => Some(ticket),
                     Claim::Unshared => None,
                     Claim::Wait(watch) => {
                         self.tally.waited += 1;

@@ -96,7 +96,7 @@ fn a_reply_that_is_too_old_for_one_who_asks_is_left_where_it_is() {
     for enough in [None, Some(5)] {
         assert!(matches!(claim(enough), Claim::Take { .. }), "{enough:?}");
     }
-    assert!(matches!(claim(Some(4)), Claim::Fly(_)));
+    assert!(matches!(claim(Some(4)), Claim::Replace { .. }));
 }
 
 #[test]
@@ -351,7 +351,25 @@ fn who_wants_it_anew_flies_though_a_reply_is_there_but_joins_a_flight() {
     let ticket = fly(&mut all[0], 1, NOW, &memory);
     all[0].land(ticket, &of_weight(1), LATER, NOW, &memory);
     let claim = all[1].claim(&numbered(1), true, NOW, LATER, &memory);
-    assert!(matches!(claim, Claim::Fly(_)), "{claim:?}");
+    assert!(matches!(claim, Claim::Replace { .. }), "{claim:?}");
     assert!(matches!(all[2].claim(&numbered(1), true, NOW, LATER, &memory), Claim::Wait(_)));
     assert!(matches!(all[0].claim(&numbered(1), false, NOW, LATER, &memory), Claim::Wait(_)));
+}
+
+#[test]
+fn a_stale_reply_goes_to_the_one_who_replaces_it_and_back_if_that_fails() {
+    let memory = Memory::new();
+    let mut all = members(3, &memory);
+    let ticket = fly(&mut all[0], 1, NOW, &memory);
+    let good = Good { fresh: NOW + 5, kept: NOW + 50 };
+    all[0].land(ticket, &of_weight(3), good, NOW, &memory);
+    for round in [NOW + 5, NOW + 20] {
+        let claim = all[1].claim(&numbered(1), false, round, LATER, &memory);
+        let Claim::Replace { ticket, stale } = claim else { panic!("{claim:?}") };
+        assert_eq!(stale, of_weight(3));
+        assert!(matches!(all[2].claim(&numbered(1), false, round, LATER, &memory), Claim::Wait(_)));
+        assert_eq!(all[1].land(ticket, &stale, good, round + 1, &memory), [3]);
+    }
+    let claim = all[2].claim(&numbered(1), false, NOW + 50, LATER, &memory);
+    assert!(matches!(claim, Claim::Fly(_)), "its time is over: {claim:?}");
 }

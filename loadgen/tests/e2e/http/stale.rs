@@ -57,6 +57,33 @@ async fn ten_thousand_get_the_last_good_page_of_a_dead_backend() {
     assert_eq!((serial(&fresh), status(&fresh).starts_with("collapser; hit; ttl=0")), (2, true));
 }
 
+/// With several workers, all but one have never had the page.
+#[tokio::test]
+async fn workers_that_have_never_had_a_page_serve_it_stale_too() {
+    let settings = json!({"stale_if_error": "20s"});
+    let mut gateway = Gateway::start_with(settings, 0, |options| options.concurrency = 4).await;
+    gateway.get(PATH, &[]).await;
+    seconds(1.2).await;
+    gateway.backend.stop().await;
+    for round in 0..3 {
+        let mut asked = Vec::new();
+        for _ in 0..40 {
+            let client = gateway.client().await;
+            asked.push(tokio::spawn(async move { client.get(PATH, &Default::default()).await.unwrap() }));
+        }
+        for one in asked {
+            let answer = one.await.unwrap();
+            assert_eq!(answer.status, 200, "round {round}: {:?}", answer.headers);
+            assert!(status(&answer).ends_with("detail=stale-if-error"), "{}", status(&answer));
+        }
+        seconds(0.8).await;
+    }
+    gateway.backend.start_again().unwrap();
+    for _ in 0..40 {
+        eventually("a fresh page", async || serial(&gateway.get(PATH, &[]).await) > 1).await;
+    }
+}
+
 #[tokio::test]
 async fn the_leader_a_follower_and_a_later_one_get_the_stale_page() {
     let gateway = Gateway::start(json!({"stale_if_error": "10s"}), 100).await;
