@@ -321,7 +321,7 @@ impl Stream {
         if size > 0 && !self.worker.is_held() {
             return self.pass(Bypass::NotHeld);
         }
-        let body = host::buffer(BufferType::RequestBody, 0, size);
+        let body = if size > 0 { host::buffer(BufferType::RequestBody, 0, size) } else { Vec::new() };
         let Some(headers) = Pairs::parse(&held.headers) else { return self.pass(Bypass::Malformed) };
         let now = self.worker.now();
         let (mut ask, primary) = self.worker.ask_http(headers, &body, held.policy, now);
@@ -338,7 +338,7 @@ impl Stream {
         // Only who is answered at once and may have the reply already is looked at again.
         let again = if note.has(Note::CONDITIONAL) { request.headers.clone() } else { Vec::new() };
         match self.worker.arrive(ask, self.id, now, request) {
-            Outcome::Hit(hit) => self.answer_hit(&hit, note, again, &ask.key),
+            Outcome::Hit(hit) => self.answer_hit(&hit, note, again, &ask.key, now),
             Outcome::Full if protocol == Protocol::Grpc => self.refuse(&self.worker.full),
             Outcome::Full => self.refuse(&self.worker.http_full),
             Outcome::Missing => self.refuse(&self.worker.missing),
@@ -355,9 +355,9 @@ impl Stream {
         self.state.set(State::Waiting(ticket, note));
     }
 
-    fn answer_hit(&self, hit: &Collected, note: Note, request: Vec<u8>, key: &Key) {
+    fn answer_hit(&self, hit: &Collected, note: Note, request: Vec<u8>, key: &Key, now: Nanos) {
         self.held.set((hit.reply.body.len(), hit.charged));
-        let answer = Answer::new(hit, note, || request);
+        let answer = Answer::new(hit, note, || request).at(now);
         self.note_outcome(answer.outcome(), Some(key));
         self.answer(answer);
     }

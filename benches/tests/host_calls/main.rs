@@ -157,6 +157,53 @@ fn bypass(envoy: &mut Envoy) {
     assert_answered(envoy, stream, &page);
 }
 
+/// A page that may be kept for an hour.
+fn page() -> Message {
+    Message {
+        headers: Headers::new(&[
+            (":status", "200"),
+            ("content-type", "text/html"),
+            ("cache-control", "max-age=3600"),
+            ("etag", "\"1\""),
+        ]),
+        body: b"<html>".to_vec(),
+        trailers: None,
+    }
+}
+
+fn request_of_page(path: &str) -> Message {
+    let headers = Headers::new(&[
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":path", path),
+        (":authority", "shop.example"),
+        ("user-agent", "curl/8.14"),
+        ("accept", "text/html"),
+        ("accept-encoding", "gzip"),
+        ("accept-language", "de"),
+        ("cookie", "id=0123456789abcdef"),
+    ]);
+    Message { headers, ..Message::default() }
+}
+
+/// A flight for a page with so many waiters.
+fn burst_for_page(envoy: &mut Envoy, path: &str, waiters: usize) {
+    let streams: Vec<_> = (0..waiters).map(|_| envoy.request(request_of_page(path)).unwrap()).collect();
+    land(envoy, &page());
+    envoy.settle().unwrap();
+    let mut expected = page();
+    expected.headers.add(b"content-length", b"6");
+    streams.into_iter().for_each(|stream| assert_answered(envoy, stream, &expected));
+}
+
+fn hit_page(envoy: &mut Envoy, path: &str) {
+    let stream = envoy.request(request_of_page(path)).unwrap();
+    let mut expected = page();
+    expected.headers.add(b"content-length", b"6");
+    expected.headers.add(b"age", b"0");
+    assert_answered(envoy, stream, &expected);
+}
+
 /// A key that is new, of a method whose flights nobody has shared.
 fn unshared(envoy: &mut Envoy, text: &str) {
     let stream = envoy.request(request(text)).unwrap();
@@ -231,6 +278,15 @@ fn measured() -> Vec<(&'static str, Counts)> {
     let thousand = taken(&mut envoy, |envoy| burst(envoy, "thousand", 1_000));
     (0..256).for_each(|_| burst(&mut envoy, &fresh(), 1));
     let unshared = routine(&mut envoy, |envoy| unshared(envoy, &fresh()));
+    let configuration = r#"{"cluster": "backend", "http": {}}"#;
+    let mut gateway = Envoy::start(module(), configuration).unwrap();
+    let page_leader = routine(&mut gateway, |envoy| burst_for_page(envoy, &fresh(), 1));
+    burst_for_page(&mut gateway, "/front", 1);
+    let page_hit = routine(&mut gateway, |envoy| hit_page(envoy, "/front"));
+    let few = routine(&mut gateway, |envoy| burst_for_page(envoy, &fresh(), 10));
+    let many = routine(&mut gateway, |envoy| burst_for_page(envoy, &fresh(), 30));
+    let page_follower = share(&minus(&many, &few), 20);
+    assert_eq!(gateway.complaints(), [""; 0], "the module complains");
     let counted = vec![
         ("hit", hit),
         ("follower", follower),
@@ -239,6 +295,9 @@ fn measured() -> Vec<(&'static str, Counts)> {
         ("bypass: not gRPC", bypass),
         ("bypass: method", bypass_of_a_method),
         ("burst of 1,000", thousand),
+        ("HTTP hit", page_hit),
+        ("HTTP follower", page_follower),
+        ("HTTP leader", page_leader),
     ];
     assert_eq!(envoy.complaints(), [""; 0], "the module complains");
     counted

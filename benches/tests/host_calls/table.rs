@@ -171,4 +171,7 @@ pub const TABLE: &[Expected] = &[
         ],
         fuel: 17_360_920,
     },
+    Expected { kind: "HTTP hit", calls: &[], entries: &[], fuel: 1 },
+    Expected { kind: "HTTP follower", calls: &[], entries: &[], fuel: 1 },
+    Expected { kind: "HTTP leader", calls: &[], entries: &[], fuel: 1 },
 ];

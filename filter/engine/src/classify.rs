@@ -127,7 +127,7 @@ pub fn classify<'a>(headers: Pairs<'a>, no_body: bool, settings: &Settings) -> R
             b":path" => repeated |= path.replace(value).is_some(),
             b":authority" => authority = !value.is_empty(),
             b"content-type" => repeated |= content_type.replace(value).is_some(),
-            b"cache-control" | b"pragma" => steers = settings.caller_control,
+            b"cache-control" => steers = settings.caller_control,
             _ => (),
         }
     }
@@ -142,6 +142,8 @@ pub fn classify<'a>(headers: Pairs<'a>, no_body: bool, settings: &Settings) -> R
         return Err(Bypass::Asked);
     }
     if protocol == Protocol::Http {
+        // An older word for it, which gRPC has never known.
+        steers |= settings.caller_control && headers.first(b"pragma").is_some();
         request::judge(headers).map_err(Bypass::from)?;
     }
     let is_whole = protocol == Protocol::Grpc && no_body;
