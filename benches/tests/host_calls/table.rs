@@ -33,7 +33,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),    // fills the body slot and adds trailers
             ("proxy_on_response_headers", 1), // puts the recorded headers in place
         ],
-        fuel: 16_550,
+        fuel: 18_400,
     },
     Expected {
         kind: "follower",
@@ -56,7 +56,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),
             ("proxy_on_response_headers", 1),
         ],
-        fuel: 17_700,
+        fuel: 19_700,
     },
     Expected {
         kind: "leader",
@@ -81,7 +81,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),
             ("proxy_on_response_headers", 1),
         ],
-        fuel: 49_543,
+        fuel: 53_350,
     },
     Expected {
         // Here, other replies are cached, so its key is looked up; where none is, it needs none.
@@ -100,7 +100,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),
             ("proxy_on_response_headers", 1),
         ],
-        fuel: 41_126,
+        fuel: 43_000,
     },
     Expected {
         kind: "bypass: not gRPC",
@@ -117,7 +117,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1), // nothing to do here, for each part
             ("proxy_on_response_headers", 1),
         ],
-        fuel: 2_223,
+        fuel: 2_750,
     },
     Expected {
         kind: "bypass: method",
@@ -135,7 +135,7 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_body", 1),
             ("proxy_on_response_headers", 1),
         ],
-        fuel: 4_802,
+        fuel: 5_470,
     },
     // Between the first request and the last answer: what batches and ticks add to a leader and 999 followers.
     Expected {
@@ -169,9 +169,67 @@ pub const TABLE: &[Expected] = &[
             ("proxy_on_response_headers", 1_000),
             ("proxy_on_tick", 4), // a slice each
         ],
-        fuel: 17_360_920,
+        fuel: 19_320_000,
     },
-    Expected { kind: "HTTP hit", calls: &[], entries: &[], fuel: 1 },
-    Expected { kind: "HTTP follower", calls: &[], entries: &[], fuel: 1 },
-    Expected { kind: "HTTP leader", calls: &[], entries: &[], fuel: 1 },
+    Expected {
+        kind: "HTTP hit",
+        calls: &[
+            ("clock_time_get", 1),             // when it came: whether the page is fresh, and how old
+            ("proxy_get_header_map_pairs", 1), // the headers, for the verdict and the key
+            ("proxy_send_local_response", 1),  // the answer with its body
+            ("proxy_set_header_map_pairs", 1), // the recorded headers, and the age
+        ],
+        entries: &[
+            ("proxy_on_context_create", 1),
+            ("proxy_on_done", 1),
+            ("proxy_on_memory_allocate", 1),  // for the headers
+            ("proxy_on_request_headers", 1),  // decides, and answers
+            ("proxy_on_response_body", 1),    // nothing to do
+            ("proxy_on_response_headers", 1), // puts the recorded headers in place
+        ],
+        fuel: 28_600,
+    },
+    Expected {
+        kind: "HTTP follower",
+        calls: &[
+            ("clock_time_get", 1),
+            ("proxy_get_header_map_pairs", 1),
+            ("proxy_record_metric", 1),
+            ("proxy_send_local_response", 1),
+            ("proxy_set_effective_context", 1), // the root answers on its behalf
+            ("proxy_set_header_map_pairs", 1),
+        ],
+        entries: &[
+            ("proxy_on_context_create", 1),
+            ("proxy_on_done", 1),
+            ("proxy_on_memory_allocate", 1),
+            ("proxy_on_request_headers", 1),
+            ("proxy_on_response_body", 1),
+            ("proxy_on_response_headers", 1),
+        ],
+        fuel: 25_450,
+    },
+    Expected {
+        kind: "HTTP leader",
+        calls: &[
+            ("clock_time_get", 4), // when it came, when its flight left, when the reply came, and what the date was
+            ("proxy_get_buffer_bytes", 1), // the body of the reply
+            ("proxy_get_header_map_pairs", 3), // the headers, and headers and trailers of the reply
+            ("proxy_http_call", 1), // the flight
+            ("proxy_record_metric", 1), // how long the flight took
+            ("proxy_send_local_response", 1),
+            ("proxy_set_effective_context", 3),
+            ("proxy_set_header_map_pairs", 1),
+        ],
+        entries: &[
+            ("proxy_on_context_create", 1),
+            ("proxy_on_done", 1),
+            ("proxy_on_http_call_response", 1),
+            ("proxy_on_memory_allocate", 3),
+            ("proxy_on_request_headers", 1),
+            ("proxy_on_response_body", 1),
+            ("proxy_on_response_headers", 1),
+        ],
+        fuel: 55_550,
+    },
 ];
