@@ -599,10 +599,12 @@ impl Worker {
             Protocol::Grpc => self.grpc_terms(&call, &mut reply, failed),
             Protocol::Http => (self.http_terms(&call, &mut reply, response, failed, now), true),
         };
-        if call.dispatched < self.last_change(call.resource) {
+        let changed = self.last_change(call.resource);
+        if call.dispatched < changed {
             // It may tell of what was before.
             terms.ttl = 0;
         }
+        self.table.borrow_mut().changed(&call.key, changed);
         let (streamed, is_private) = (reply.streamed, reply.share == Share::Leader);
         let landing = self.table.borrow_mut().land(call.flight, reply, terms, failed, now);
         let Some(landing) = landing else { return };
@@ -646,6 +648,7 @@ impl Worker {
             self.streams(departure.request.method);
         }
         let failed = self.has_failed(&reply);
+        self.table.borrow_mut().changed(&departure.ask.key, self.last_change(departure.request.resource));
         let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, failed, now);
         self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
         self.wake();

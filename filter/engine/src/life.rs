@@ -70,6 +70,11 @@ impl Life {
         self.fresh.max(self.revalidate).max(self.error)
     }
 
+    /// When its call began.
+    pub fn began(&self) -> Nanos {
+        self.landed.saturating_sub(self.took)
+    }
+
     /// How old it is.
     pub fn age_at(&self, now: Nanos) -> Nanos {
         self.age.saturating_add(now.saturating_sub(self.landed))

@@ -55,7 +55,7 @@ impl Ask {
 
     /// Whether a reply suits the one who asks, provided that it may be given at all.
     pub fn accepts(&self, life: &Life, now: Nanos) -> bool {
-        if life.landed.saturating_sub(life.took) < self.changed {
+        if life.began() < self.changed {
             return false;
         }
         let is_young = self.max_age.is_none_or(|most| life.age_at(now) <= most);
@@ -240,6 +240,11 @@ impl Table {
     /// A request that passed has its answer, which could have been shared for `ttl`.
     pub fn passed(&mut self, sighting: Sighting, ttl: Nanos, now: Nanos) {
         self.sightings.ended(sighting, now.saturating_add(ttl));
+    }
+
+    /// What a key is for has changed: a reply whose call began before that stands in for nothing any more.
+    pub fn changed(&mut self, key: &Key, at: Nanos) {
+        self.cache.forget_if(key, |reply| reply.life.began() < at);
     }
 
     /// The flight's reply has come, to be kept on these terms if it is not too large. If it counts as a failure, its
@@ -577,6 +582,17 @@ mod tests {
         assert_eq!((by(&soon.outcome), soon.refresh), (Some(By::Error), None), "at once, without a call");
         assert_eq!(lead_and_fail(&mut table, 3 * SECOND), [By::Leading, By::Following], "too old");
         assert!(matches!(arrive(&mut table, 1, 5, 3 * SECOND + 6), Outcome::Leads(_)));
+    }
+
+    #[test]
+    fn what_began_before_a_change_stands_in_for_nothing() {
+        for (at, expected) in [(0, By::Error), (1, By::Leading)] {
+            let mut table = with_reply();
+            let ticket = lead(&mut table, 1, 2, 2 * SECOND);
+            table.changed(&numbered(1), at);
+            table.land(ticket.flight, failure(), NONE, true, 2 * SECOND).unwrap();
+            assert_eq!(answer_all(&mut table, 2 * SECOND), [expected], "changed at {at}");
+        }
     }
 
     #[test]
