@@ -319,6 +319,10 @@ impl Table {
                 if !failed || reply.share == Share::Nobody {
                     self.unshareable.remember(key, now.saturating_add(self.unshareable_for));
                 }
+                // Nobody here has seen what is for nobody here.
+                if reply.share == Share::Leader {
+                    self.supersede(key, reply, failed);
+                }
                 return 0;
             }
         };
@@ -328,7 +332,15 @@ impl Table {
         {
             return evicted;
         }
+        self.supersede(key, reply, failed);
         0
+    }
+
+    /// A reply that is not kept takes the place of an earlier one all the same, unless it says nothing of what that was.
+    fn supersede(&mut self, key: &Key, reply: &Reply, failed: bool) {
+        if !failed && reply.is_about_content() {
+            self.cache.forget_if(key, |_| true);
+        }
     }
 
     /// What is there in place of a failure.
@@ -611,6 +623,27 @@ mod tests {
         let ticket = lead(&mut table, 1, 2, 2 * SECOND);
         table.land(ticket.flight, failure(), NONE, false, 2 * SECOND);
         assert_eq!(answer_all(&mut table, 2 * SECOND), [By::Leading]);
+    }
+
+    #[test]
+    fn what_is_not_kept_takes_the_place_of_a_stale_reply_if_it_is_about_the_same() {
+        let exhausted = || Reply::failure(Code::RESOURCE_EXHAUSTED, "");
+        let private = || Reply { share: Share::Leader, ..of_weight(0) };
+        let cases = [
+            (of_weight(0), false, true),
+            (Reply::failure(Code(5), ""), false, true),
+            (private(), false, true),
+            (failure(), true, false),
+            (exhausted(), false, false),
+            (Reply { share: Share::Nobody, ..of_weight(0) }, false, false),
+        ];
+        for (reply, failed, expected) in cases {
+            let mut table = with_reply();
+            let refresh = table.arrive(&Ask::new(numbered(1)), 2, SECOND).refresh.unwrap();
+            table.land(refresh, reply.clone(), NONE, failed, SECOND).unwrap();
+            let later = table.arrive(&Ask::new(numbered(1)), 3, SECOND).outcome;
+            assert_eq!(by(&later).is_none(), expected, "{reply:?}: {later:?}");
+        }
     }
 
     #[test]
