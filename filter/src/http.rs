@@ -100,21 +100,33 @@ impl Worker {
         let verdict = freshness::judge(request, response, host::wall_seconds(), took);
         reply.share = match verdict.forbidden {
             Some(_) => Share::Leader,
-            None => self.share_of(call, request, response, now),
+            None => self.share_of(call, request, response, failed, now),
         };
         terms(reply, &verdict)
     }
 
     /// Who may be given a response, by the headers on which it says to depend.
-    fn share_of(&self, call: &Airborne, request: Pairs<'_>, response: Pairs<'_>, now: Nanos) -> Share {
+    fn share_of(
+        &self,
+        call: &Airborne,
+        request: Pairs<'_>,
+        response: Pairs<'_>,
+        failed: bool,
+        now: Nanos,
+    ) -> Share {
         let keyer = self.keyer(call.policy).borrow();
         let names = match vary::of(response, |name| keyer.has_in_http(name)) {
             vary::Vary::None => Vec::new(),
             vary::Vary::Names(names) => names,
             vary::Vary::All => return Share::Leader,
         };
+        let is_apart = names.is_empty() || call.key != call.primary;
+        if failed && is_apart && self.variants.borrow().cover(&call.primary, &names, now) {
+            // What made it seldom knows what the resource depends on, and the last good reply lies under its variant.
+            return Share::Anyone;
+        }
         let key = if names.is_empty() { call.primary } else { vary::variant(&call.primary, &names, request) };
-        let until = now.saturating_add(nanos(self.policy(call.policy).max_ttl));
+        let until = now.saturating_add(terms::longest(self.policy(call.policy)));
         self.variants.borrow_mut().learn(call.primary, names, until);
         if key == call.key { Share::Anyone } else { Share::Variant(key) }
     }

@@ -24,7 +24,7 @@ use collapser_engine::policy::{Policy, PolicyId};
 use collapser_engine::reply::{MARKER, Reply, Shape, Share};
 use collapser_engine::settings::{Hold, Settings};
 use collapser_engine::sightings::Sighting;
-use collapser_engine::table::{Arrival, Ask, Ending, Outcome, Table};
+use collapser_engine::table::{Arrival, Ask, Outcome, Table};
 use collapser_engine::variants::Variants;
 use collapser_engine::{Nanos, Waiter, nanos, terms};
 use std::cell::{Cell, RefCell};
@@ -599,13 +599,14 @@ impl Worker {
             Protocol::Grpc => self.grpc_terms(&call, &mut reply, failed),
             Protocol::Http => (self.http_terms(&call, &mut reply, response, failed, now), true),
         };
-        if call.dispatched < self.last_change(call.resource) {
+        let changed = self.last_change(call.resource);
+        if call.dispatched < changed {
             // It may tell of what was before.
             terms.ttl = 0;
         }
+        self.table.borrow_mut().changed(&call.key, changed);
         let (streamed, is_private) = (reply.streamed, reply.share == Share::Leader);
-        let ending = Ending { failed, changed: self.last_change(call.resource) };
-        let landing = self.table.borrow_mut().land(call.flight, reply, terms, ending, now);
+        let landing = self.table.borrow_mut().land(call.flight, reply, terms, failed, now);
         let Some(landing) = landing else { return };
         if let (Some(sharing), Some(ticket)) = (&self.sharing, call.ticket) {
             // Nobody but the leader gets to see it; what stands in for it is for all.
@@ -646,9 +647,9 @@ impl Worker {
         if reply.streamed {
             self.streams(departure.request.method);
         }
-        let changed = self.last_change(departure.request.resource);
-        let ending = Ending { failed: self.has_failed(&reply), changed };
-        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, ending, now);
+        let failed = self.has_failed(&reply);
+        self.table.borrow_mut().changed(&departure.ask.key, self.last_change(departure.request.resource));
+        let landing = self.table.borrow_mut().land_as_it_is(departure.flight, reply, failed, now);
         self.metrics.evictions.add(landing.map_or(0, |landing| landing.evicted));
         self.wake();
     }

@@ -143,6 +143,14 @@ impl Cache {
         }
     }
 
+    /// Drops the reply for `key`, if there is one and `is_void` says so of it.
+    pub fn forget_if(&mut self, key: &Key, is_void: impl FnOnce(&Reply) -> bool) {
+        let slot = self.find(key).unwrap_or(NIL);
+        if self.entry(slot).is_some_and(|entry| is_void(&entry.reply)) {
+            self.remove(slot);
+        }
+    }
+
     /// Keeps `reply` until `expires`, in place of any earlier one for `key`.
     pub fn insert(&mut self, key: Key, reply: Rc<Reply>, expires: Nanos) -> Inserted {
         if let Some(slot) = self.find(&key) {
@@ -387,6 +395,18 @@ mod tests {
         assert_eq!(cache.get(&numbered(1), 1).unwrap().retry, 50);
         cache.insert(numbered(1), Rc::new(of_weight(0)), 100);
         assert_eq!(cache.get(&numbered(1), 1).unwrap().retry, 0, "it is another one");
+    }
+
+    #[test]
+    fn a_reply_is_forgotten_if_it_is_void() {
+        let mut cache = Cache::new(0, 0);
+        cache.forget_if(&numbered(1), |_| true);
+        cache.insert(numbered(1), Rc::new(of_weight(0)), 100);
+        cache.forget_if(&numbered(1), |_| false);
+        cache.forget_if(&numbered(2), |_| true);
+        assert_eq!(cache.len(), 1);
+        cache.forget_if(&numbered(1), |_| true);
+        assert!(cache.is_empty() && cache.bytes() == 0);
     }
 
     #[test]

@@ -65,14 +65,14 @@ impl Life {
         }
     }
 
-    /// When its call began.
-    pub fn began(&self) -> Nanos {
-        self.landed.saturating_sub(self.took)
-    }
-
     /// Until when it is of use to anybody.
     pub fn kept(&self) -> Nanos {
         self.fresh.max(self.revalidate).max(self.error)
+    }
+
+    /// When its call began.
+    pub fn began(&self) -> Nanos {
+        self.landed.saturating_sub(self.took)
     }
 
     /// How old it is.

@@ -222,6 +222,15 @@ impl Reply {
         self.code == Code::OK
     }
 
+    /// Whether this tells what there is now, and not only that one caller, or a part of the content, has to be treated
+    /// differently (HTTP: RFC 9110, sections 15.2, 15.3.7 and 15.4.5; RFC 6585).
+    pub fn is_about_content(&self) -> bool {
+        match self.shape {
+            Shape::Http => !matches!(self.status, 100..=199 | 206 | 304 | 428 | 429 | 431 | 511),
+            _ => self.code != Code::RESOURCE_EXHAUSTED,
+        }
+    }
+
     /// Whether this is Envoy's own word that its timer for the call ran out. An upstream that is an Envoy may say the
     /// same of a call of its own.
     pub fn is_envoys_timeout(&self) -> bool {

@@ -92,21 +92,6 @@ pub struct Arrival {
     pub refresh: Option<FlightId>,
 }
 
-/// How a call has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ending {
-    /// Whether it counts as a failure, for which an earlier reply may stand in.
-    pub failed: bool,
-    /// Replies of calls that began before then may not: what they tell of has changed since.
-    pub changed: Nanos,
-}
-
-impl From<bool> for Ending {
-    fn from(failed: bool) -> Self {
-        Self { failed, changed: 0 }
-    }
-}
-
 /// What came of a landing.
 #[derive(Clone, Debug)]
 pub struct Landing {
@@ -258,6 +243,11 @@ impl Table {
         self.sightings.ended(sighting, now.saturating_add(ttl));
     }
 
+    /// What a key is for has changed: a reply whose call began before that stands in for nothing any more.
+    pub fn changed(&mut self, key: &Key, at: Nanos) {
+        self.cache.forget_if(key, |reply| reply.life.began() < at);
+    }
+
     /// The flight's reply has come, to be kept on these terms if it is not too large. If it counts as a failure, its
     /// waiters are given what is left of an earlier one, as far as that may stand in. `None` if the flight is not in
     /// the air.
@@ -266,14 +256,14 @@ impl Table {
         flight: FlightId,
         mut reply: Reply,
         terms: Terms,
-        ending: impl Into<Ending>,
+        failed: bool,
         now: Nanos,
     ) -> Option<Landing> {
         let (_, started) = self.flights.in_air_as(flight)?;
         let is_kept = reply.body.len() <= self.max_response_bytes;
         let terms = if is_kept { terms.settled(self.random.unit()) } else { Terms { ttl: 0, ..terms } };
         reply.life = Life::new(terms, now.saturating_sub(started), now);
-        self.settle(flight, reply, None, ending.into(), now)
+        self.settle(flight, reply, None, failed, now)
     }
 
     /// The same with a reply whose life has been settled, by another worker. All who wait here have followed that
@@ -282,7 +272,7 @@ impl Table {
         &mut self,
         flight: FlightId,
         reply: Reply,
-        ending: impl Into<Ending>,
+        failed: bool,
         now: Nanos,
     ) -> Option<Landing> {
         let (key, started) = self.flights.in_air_as(flight)?;
@@ -294,7 +284,7 @@ impl Table {
             // Another worker has had something stand in.
             By::Error
         };
-        let landing = self.settle(flight, reply, Some(by), ending.into(), now);
+        let landing = self.settle(flight, reply, Some(by), failed, now);
         if by == By::Error {
             self.cache.postpone(&key, now.saturating_add(RETRY));
         }
@@ -317,17 +307,17 @@ impl Table {
         flight: FlightId,
         reply: Reply,
         by: Option<By>,
-        ending: Ending,
+        failed: bool,
         now: Nanos,
     ) -> Option<Landing> {
         self.blocked = false;
         let (key, started) = self.flights.in_air_as(flight)?;
-        let (reply, by, is_new) = match self.stand_in(&key, ending, now) {
+        let (reply, by, is_new) = match self.stand_in(&key, failed, now) {
             Some((reply, by)) => (reply, Some(by), false),
             None => (Rc::new(reply), by, true),
         };
         let Landed { shared, .. } = self.flights.land(flight, Rc::clone(&reply), by)?;
-        let evicted = if is_new { self.keep(&key, &reply, ending.failed, now) } else { 0 };
+        let evicted = if is_new { self.keep(&key, &reply, failed, now) } else { 0 };
         let life = reply.life;
         let good = match reply.share {
             Share::Anyone => Good { fresh: life.fresh, kept: life.kept() },
@@ -346,6 +336,10 @@ impl Table {
                 if !failed || reply.share == Share::Nobody {
                     self.unshareable.remember(key, now.saturating_add(self.unshareable_for));
                 }
+                // Nobody here has seen what is for nobody here.
+                if reply.share == Share::Leader {
+                    self.supersede(key, reply, failed);
+                }
                 return 0;
             }
         };
@@ -355,19 +349,27 @@ impl Table {
         {
             return evicted;
         }
+        self.supersede(key, reply, failed);
         0
     }
 
+    /// A reply that is not kept takes the place of an earlier one all the same, unless it says nothing of what that was.
+    fn supersede(&mut self, key: &Key, reply: &Reply, failed: bool) {
+        if !failed && reply.is_about_content() {
+            self.cache.forget_if(key, |_| true);
+        }
+    }
+
     /// What is there in place of a failure.
-    fn stand_in(&mut self, key: &Key, ending: Ending, now: Nanos) -> Option<(Rc<Reply>, By)> {
-        if !ending.failed {
+    fn stand_in(&mut self, key: &Key, failed: bool, now: Nanos) -> Option<(Rc<Reply>, By)> {
+        if !failed {
             return None;
         }
         let reply = Rc::clone(self.cache.get(key, now)?.reply);
         self.cache.postpone(key, now.saturating_add(RETRY));
         let life = reply.life;
         let by = if now < life.fresh { By::Cache } else { By::Error };
-        (now < life.error && life.began() >= ending.changed).then_some((reply, by))
+        (now < life.error).then_some((reply, by))
     }
 
     /// See [`Flights::next_calls`].
@@ -612,13 +614,13 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_since_does_not_stand_in() {
-        for (changed, expected) in [(0, By::Error), (1, By::Leading)] {
+    fn what_began_before_a_change_stands_in_for_nothing() {
+        for (at, expected) in [(0, By::Error), (1, By::Leading)] {
             let mut table = with_reply();
             let ticket = lead(&mut table, 1, 2, 2 * SECOND);
-            let ending = Ending { failed: true, changed };
-            table.land(ticket.flight, failure(), NONE, ending, 2 * SECOND);
-            assert_eq!(answer_all(&mut table, 2 * SECOND), [expected]);
+            table.changed(&numbered(1), at);
+            table.land(ticket.flight, failure(), NONE, true, 2 * SECOND).unwrap();
+            assert_eq!(answer_all(&mut table, 2 * SECOND), [expected], "changed at {at}");
         }
     }
 
@@ -664,6 +666,27 @@ mod tests {
         let ticket = lead(&mut table, 1, 2, 2 * SECOND);
         table.land(ticket.flight, failure(), NONE, false, 2 * SECOND);
         assert_eq!(answer_all(&mut table, 2 * SECOND), [By::Leading]);
+    }
+
+    #[test]
+    fn what_is_not_kept_takes_the_place_of_a_stale_reply_if_it_is_about_the_same() {
+        let exhausted = || Reply::failure(Code::RESOURCE_EXHAUSTED, "");
+        let private = || Reply { share: Share::Leader, ..of_weight(0) };
+        let cases = [
+            (of_weight(0), false, true),
+            (Reply::failure(Code(5), ""), false, true),
+            (private(), false, true),
+            (failure(), true, false),
+            (exhausted(), false, false),
+            (Reply { share: Share::Nobody, ..of_weight(0) }, false, false),
+        ];
+        for (reply, failed, expected) in cases {
+            let mut table = with_reply();
+            let refresh = table.arrive(&Ask::new(numbered(1)), 2, SECOND).refresh.unwrap();
+            table.land(refresh, reply.clone(), NONE, failed, SECOND).unwrap();
+            let later = table.arrive(&Ask::new(numbered(1)), 3, SECOND).outcome;
+            assert_eq!(by(&later).is_none(), expected, "{reply:?}: {later:?}");
+        }
     }
 
     #[test]

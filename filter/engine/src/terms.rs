@@ -2,9 +2,9 @@
 
 use crate::http::freshness::{GrpcVerdict, Steering, Verdict};
 use crate::life::Terms;
-use crate::nanos;
 use crate::policy::Policy;
 use crate::reply::{Reply, Share};
+use crate::{Nanos, nanos};
 use std::time::Duration;
 
 /// The terms for a gRPC reply, and who may be given it. What its backend says of freshness counts for failures too; if it
@@ -53,6 +53,12 @@ pub fn of_http(reply: &Reply, verdict: &Verdict, policy: &Policy, cache_errors: 
     without_stale(terms, failed || !verdict.may_be_stale)
 }
 
+/// How long any reply may be kept, fresh or stale, whatever its backend says.
+pub fn longest(policy: &Policy) -> Nanos {
+    let stale = policy.max_ttl.max(policy.stale_if_error).max(policy.stale_while_revalidate);
+    nanos(policy.max_ttl.max(policy.ttl)).saturating_add(nanos(stale))
+}
+
 fn without_stale(terms: Terms, is_so: bool) -> Terms {
     if is_so { Terms { revalidate: 0, error: 0, ..terms } } else { terms }
 }
@@ -83,6 +89,19 @@ mod tests {
     fn seconds(terms: Terms) -> (u64, u64, u64) {
         let second = nanos(SECOND);
         (terms.ttl / second, terms.revalidate / second, terms.error / second)
+    }
+
+    #[test]
+    fn nothing_is_kept_for_longer_than_the_longest() {
+        let hours = |hours: u64| Duration::from_secs(3_600 * hours);
+        for (max_ttl, stale_if_error, expected) in [(1, 24, 25), (2, 0, 4), (0, 0, 0)] {
+            let (max_ttl, stale_if_error) = (hours(max_ttl), hours(stale_if_error));
+            let policy = Policy { ttl: Duration::ZERO, max_ttl, stale_if_error, ..policy() };
+            assert_eq!(
+                longest(&Policy { stale_while_revalidate: hours(0), ..policy }),
+                nanos(hours(expected))
+            );
+        }
     }
 
     #[test]

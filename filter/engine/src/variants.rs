@@ -30,6 +30,11 @@ impl Variants {
         (now < *until).then(|| Rc::clone(names))
     }
 
+    /// Whether variants of `primary` are told apart, by these headers and perhaps more.
+    pub fn cover(&self, primary: &Key, names: &[Box<[u8]>], now: Nanos) -> bool {
+        self.names(primary, now).is_some_and(|known| names.iter().all(|name| known.contains(name)))
+    }
+
     /// A reply for `primary` has named these; none is an answer too.
     pub fn learn(&mut self, primary: Key, names: Vec<Box<[u8]>>, until: Nanos) {
         if names.is_empty() {
@@ -64,6 +69,17 @@ mod tests {
         assert!(variants.names(&numbered(2), 0).is_none());
         variants.learn(numbered(1), names(&[]), 10);
         assert!(variants.names(&numbered(1), 0).is_none());
+    }
+
+    #[test]
+    fn what_is_known_may_cover_more() {
+        let mut variants = Variants::default();
+        assert!(!variants.cover(&numbered(1), &names(&[]), 0), "there are none");
+        variants.learn(numbered(1), names(&["a", "b"]), 10);
+        for (list, expected) in [(&[][..], true), (&["b"], true), (&["a", "b"], true), (&["a", "c"], false)] {
+            assert_eq!(variants.cover(&numbered(1), &names(list), 9), expected, "{list:?}");
+        }
+        assert!(!variants.cover(&numbered(1), &names(&["a"]), 10));
     }
 
     #[test]

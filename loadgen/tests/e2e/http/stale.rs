@@ -106,6 +106,60 @@ async fn the_leader_a_follower_and_a_later_one_get_the_stale_page() {
     assert_eq!(metrics.sum("collapser_stale_answers_total"), 4.0, "{metrics:#?}");
 }
 
+/// What fails says nothing of `vary`, and the stale page is found all the same, again and again.
+#[tokio::test]
+async fn a_page_with_variants_stands_in_for_failures_that_name_none() {
+    let gateway = Gateway::start(json!({"stale_if_error": "10s", "max_ttl": "1s"}), 0).await;
+    let (one, two): (&[_], &[_]) = (&[("x-a", "1")], &[("x-a", "2")]);
+    gateway.backend.set_answer(Some("header=cache-control:max-age=1&header=vary:x-a")).unwrap();
+    gateway.get("/page/x", one).await;
+    seconds(1.1).await;
+    gateway.backend.set_answer(Some("status=500")).unwrap();
+    for _ in 0..2 {
+        let answer = gateway.get("/page/x", one).await;
+        assert_eq!((answer.status.as_u16(), serial(&answer)), (200, 1));
+        assert_eq!(gateway.get("/page/x", two).await.status, 500, "another variant, of which there is none");
+        seconds(1.1).await;
+    }
+}
+
+/// What has been changed by a request is not brought back.
+#[tokio::test]
+async fn a_page_from_before_a_change_does_not_stand_in() {
+    let gateway = Gateway::start(json!({"stale_if_error": "10s"}), 0).await;
+    for max_age in ["1", "60"] {
+        let path = format!("/page/{max_age}");
+        gateway.backend.set_answer(Some(&format!("header=cache-control:max-age={max_age}"))).unwrap();
+        gateway.get(&path, &[]).await;
+        seconds(1.1).await;
+        gateway.send(Method::POST, &path, &[]).await;
+        gateway.backend.set_answer(Some("status=500")).unwrap();
+        assert_eq!(gateway.get(&path, &[]).await.status, 500, "{max_age}");
+    }
+}
+
+/// A page that is gone, or has become somebody's own, is not given out any more once that is known.
+#[tokio::test]
+async fn what_a_refresh_brings_takes_the_place_of_the_stale_page() {
+    let settings = json!({"stale_if_error": "20s", "stale_while_revalidate": "20s"});
+    let gateway = Gateway::start(settings, 0).await;
+    for answer in ["status=404", "status=403", "header=cache-control:private", "status=429"] {
+        let path = format!("/page/{answer}");
+        gateway.backend.set_answer(Some("header=cache-control:max-age=1")).unwrap();
+        let first = serial(&gateway.get(&path, &[]).await);
+        seconds(1.1).await;
+        gateway.backend.set_answer(Some(answer)).unwrap();
+        let calls = gateway.backend.calls();
+        assert_eq!(serial(&gateway.get(&path, &[]).await), first, "{answer}");
+        eventually("the refresh", async || gateway.backend.calls() > calls).await;
+        seconds(0.2).await;
+        let later = gateway.get(&path, &[]).await;
+        // What one client is told for asking too often is not about the page.
+        let is_about_the_page = answer != "status=429";
+        assert_eq!(status(&later).contains("hit"), !is_about_the_page, "{answer}: {}", status(&later));
+    }
+}
+
 #[tokio::test]
 async fn what_counts_as_a_failure_can_be_set() {
     let gateway = Gateway::start(json!({"stale_if_error": "10s", "stale_statuses": ["404"]}), 0).await;
