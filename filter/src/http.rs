@@ -8,7 +8,7 @@ use collapser_engine::classify::Protocol;
 use collapser_engine::flights::Call;
 use collapser_engine::http::directives::RequestDirectives;
 use collapser_engine::http::freshness::{self, Verdict};
-use collapser_engine::http::{conditional, vary};
+use collapser_engine::http::{conditional, location, vary};
 use collapser_engine::key::Key;
 use collapser_engine::life::Terms;
 use collapser_engine::pairs::Pairs;
@@ -161,10 +161,23 @@ impl Worker {
         Some(Request { headers, body, method, protocol, policy, primary, resource })
     }
 
-    /// What a request changes if it succeeds, so that what is kept of it must go (RFC 9111, section 4.4).
-    pub fn changes_with(&self, headers: Pairs<'_>) -> Option<Resource> {
-        let method = headers.first(b":method").filter(|_| self.settings.http.is_some())?;
-        if SAFE.contains(&method) || method == b"TRACE" { None } else { resource(headers) }
+    /// Whether a request changes something if it succeeds.
+    pub fn may_change(&self, headers: Pairs<'_>) -> bool {
+        let method = headers.first(b":method").filter(|_| self.settings.http.is_some());
+        method.is_some_and(|method| !SAFE.contains(&method) && method != b"TRACE")
+    }
+
+    /// A request that may change something has this response: what is kept of what it has changed must go (RFC 9111,
+    /// section 4.4).
+    pub fn notice_change(&self, request: Pairs<'_>, response: Pairs<'_>) {
+        if !matches!(response.first(b":status"), Some([b'2' | b'3', ..])) {
+            return;
+        }
+        let target = resource(request);
+        target.into_iter().for_each(|target| self.has_changed(target));
+        location::named(request, response)
+            .filter(|named| Some(*named) != target)
+            .for_each(|named| self.has_changed(named));
     }
 }
 

@@ -50,8 +50,8 @@ enum State {
     Passing,
     /// The same, and its response is told why.
     Bypassed(Bypass),
-    /// It passes, and changes this if it succeeds.
-    Changing(Resource, Bypass),
+    /// It passes, with these headers, and changes something if it succeeds.
+    Changing(Vec<u8>, Bypass),
     /// It is held until it is whole.
     Holding(Held),
     /// It was released as an open stream, after a while.
@@ -300,17 +300,16 @@ impl Stream {
     }
 
     /// A request passes that may change something.
-    fn pass_change(&self, resource: Resource, reason: Bypass) -> Action {
+    fn pass_change(&self, headers: Vec<u8>, reason: Bypass) -> Action {
         let action = self.pass(reason);
-        self.keep(State::Changing(resource, reason), action)
+        self.keep(State::Changing(headers, reason), action)
     }
 
     /// The response to a request that may change something passes by.
-    fn notice_change(&self, resource: Resource, reason: Bypass) -> Action {
-        let headers = host::header_map(MapType::ResponseHeaders);
-        let status = Pairs::parse(&headers).and_then(|headers| headers.first(b":status"));
-        if status.is_some_and(|status| matches!(status, [b'2' | b'3', ..])) {
-            self.worker.has_changed(resource);
+    fn notice_change(&self, request: &[u8], reason: Bypass) -> Action {
+        let response = host::header_map(MapType::ResponseHeaders);
+        if let Some((request, response)) = Pairs::parse(request).zip(Pairs::parse(&response)) {
+            self.worker.notice_change(request, response);
         }
         self.tell_bypass(reason);
         Action::Continue
@@ -485,10 +484,10 @@ impl Stream {
                 return Action::Continue;
             }
             Err(reason) => {
-                let changes = pairs.and_then(|pairs| self.worker.changes_with(pairs));
-                return match changes.filter(|_| reason == Bypass::HttpMethod) {
-                    Some(resource) => self.pass_change(resource, reason),
-                    None => self.pass(reason),
+                let may_change = pairs.is_some_and(|pairs| self.worker.may_change(pairs));
+                return match may_change && reason == Bypass::HttpMethod {
+                    true => self.pass_change(headers, reason),
+                    false => self.pass(reason),
                 };
             }
         };
@@ -551,7 +550,7 @@ impl Stream {
         match self.state.take() {
             State::Replaying(answer) => self.replay_headers(answer, end_of_stream),
             State::Waiting(ticket, note) => self.collect(ticket, note, end_of_stream),
-            State::Changing(resource, reason) => self.notice_change(resource, reason),
+            State::Changing(request, reason) => self.notice_change(&request, reason),
             State::Bypassed(reason) => {
                 self.tell_bypass(reason);
                 Action::Continue

@@ -30,8 +30,8 @@ pub struct Known {
 
 const HEADER: &str = "\
 # What the filter makes of the public HTTP cache tests: `make http-cache-tests` fails where this is not so, and writes it
-# anew with BLESS=1. A test that is new under `fail` has the tests' own words for a reason, until somebody finds better
-# ones or moves it. `untested`: what they rest on did not work, so they say nothing.
+# anew with BLESS=1. A test that is new under `fail` or `untested` has the tests' own words for a reason, until somebody
+# finds better ones or moves it. `untested`: what they rest on did not work, so they say nothing.
 ";
 
 impl Known {
@@ -71,12 +71,16 @@ impl Known {
         let mut new = Self::default();
         let not_ours: BTreeSet<_> = self.does_not_apply.values().flatten().collect();
         let failing: BTreeSet<_> = self.fail.values().flatten().collect();
+        let untested: BTreeSet<_> = self.untested.values().flatten().collect();
         let reasons = self.reasons();
         for outcome in outcomes {
             let id = &outcome.id;
             let (list, under) = match (outcome.verdict, reasons.get(id)) {
                 (Verdict::Pass, _) => (&mut new.pass, outcome.suite.clone()),
                 (_, Some(reason)) if not_ours.contains(id) => (&mut new.does_not_apply, (*reason).to_owned()),
+                (Verdict::Untested, Some(reason)) if untested.contains(id) => {
+                    (&mut new.untested, (*reason).to_owned())
+                }
                 (Verdict::Untested, _) => (&mut new.untested, outcome.message.clone()),
                 (Verdict::Fail, Some(reason)) if failing.contains(id) => {
                     (&mut new.fail, (*reason).to_owned())
@@ -166,8 +170,16 @@ mod tests {
     fn reasons_stay_for_as_long_as_they_are_true() {
         let mut known = Known::default();
         known.does_not_apply.insert("No ranges.".into(), vec!["a".into(), "b".into()]);
-        let updated = known.updated(&[outcome("a", Verdict::Fail), outcome("b", Verdict::Pass)]);
+        known.untested.insert("Not yet.".into(), vec!["c".into(), "d".into()]);
+        let updated = known.updated(&[
+            outcome("a", Verdict::Fail),
+            outcome("b", Verdict::Pass),
+            outcome("c", Verdict::Untested),
+            outcome("d", Verdict::Fail),
+        ]);
         assert_eq!(updated.does_not_apply["No ranges."], ["a"]);
+        assert_eq!(updated.untested["Not yet."], ["c"]);
+        assert_eq!(updated.fail["Response 2 is \"x\""], ["d"]);
         assert_eq!(updated.pass["Vary: all"], ["b"]);
     }
 }

@@ -31,7 +31,11 @@ pub fn not_modified(request: Pairs<'_>, response: Pairs<'_>) -> bool {
     }
     let date = |headers: Pairs<'_>, name: &[u8]| only(headers, name).and_then(date::parse);
     let had = date(request, b"if-modified-since");
-    let modified = date(response, b"last-modified");
+    let modified = match response.first(b"last-modified") {
+        Some(_) => date(response, b"last-modified"),
+        // When it was made stands in (RFC 9111, section 4.3.2). What was made in the same second may differ.
+        None => date(response, b"date").map(|made| made.saturating_add(1)),
+    };
     had.zip(modified).is_some_and(|(had, modified)| modified <= had)
 }
 
@@ -212,9 +216,19 @@ mod tests {
             let asked = [("if-modified-since", asked)];
             assert_eq!(has(&asked, &[("last-modified", modified)]), expected, "{asked:?} {modified}");
         }
-        assert!(!has(&[("if-modified-since", LATER)], &[("date", DATE)]));
         let twice = [("if-modified-since", LATER), ("if-modified-since", LATER)];
         assert!(!has(&twice, &[("last-modified", DATE)]));
+    }
+
+    #[test]
+    fn what_does_not_say_when_it_was_modified_was_made_by_then() {
+        let made = ("date", DATE);
+        for (asked, expected) in [(EARLIER, false), (DATE, false), (LATER, true)] {
+            assert_eq!(has(&[("if-modified-since", asked)], &[made]), expected, "{asked}");
+        }
+        assert!(!has(&[("if-modified-since", LATER)], &[]));
+        assert!(!has(&[("if-modified-since", LATER)], &[made, ("last-modified", "0")]));
+        assert!(!has(&[("if-modified-since", EARLIER)], &[made, ("last-modified", DATE)]));
     }
 
     #[test]

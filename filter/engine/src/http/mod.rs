@@ -7,5 +7,6 @@ pub mod conditional;
 pub mod date;
 pub mod directives;
 pub mod freshness;
+pub mod location;
 pub mod request;
 pub mod vary;

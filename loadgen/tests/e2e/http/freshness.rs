@@ -149,6 +149,27 @@ async fn a_change_makes_what_is_kept_of_it_no_answer() {
 }
 
 #[tokio::test]
+async fn so_it_does_for_what_its_response_names() {
+    let gateway = Gateway::start(plain(), 0).await;
+    let page = |name: &str| format!("/page/{name}?header=cache-control:max-age=60");
+    let serials = async || {
+        let mut serials = Vec::new();
+        for name in ["a", "b", "c"] {
+            serials.push(serial(&gateway.get(&page(name), &[]).await));
+        }
+        serials
+    };
+    let before = serials().await;
+    assert_eq!(serials().await, before);
+    let (a, b) = (page("a"), page("b").replace("/page/", ""));
+    let names = format!("/page/x/?status=201&header=location:{a}&header=content-location:../{b}");
+    gateway.send(Method::POST, &names, &[]).await;
+    let after = serials().await;
+    assert!(after[0] != before[0] && after[1] != before[1], "{before:?} {after:?}");
+    assert_eq!(after[2], before[2]);
+}
+
+#[tokio::test]
 async fn a_change_counts_at_all_workers() {
     let gateway = Gateway::start_with(plain(), 0, |options| options.concurrency = 4).await;
     let path = "/page/a?header=cache-control:max-age=60";
