@@ -816,7 +816,13 @@ impl Worker {
     /// The effective stream, a called waiter, asks again with another key.
     fn arrive_again(&self, call: &Call, key: Key, now: Nanos) -> host::Result<()> {
         let request = self.request_again().ok_or(host::Refused)?;
-        let ask = Ask { note: call.note, ..Ask::new(key) };
+        let mut ask = Ask { note: call.note, ..Ask::new(key) };
+        if let Some(headers) = Pairs::parse(&request.headers).filter(|_| self.settings.caller_control) {
+            steer(&mut ask, headers);
+            // It has waited for a flight already.
+            ask.only_if_cached = false;
+        }
+        ask.changed = self.last_change(request.resource);
         let outcome = self.table.borrow_mut().arrive_again(&ask, call.waiter, now);
         match outcome {
             Outcome::Queued(ticket) | Outcome::Joined(ticket) => self.unseat(call, Moved::To(ticket)),

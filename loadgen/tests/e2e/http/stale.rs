@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use collapser_loadgen::http_load::{Answer, HttpClients, HttpLoadOptions, Protocol};
+use http::Method;
 use serde_json::json;
 
 use super::gateway::{Gateway, NOTHING, plain, queries, serial, status};

@@ -1,5 +1,7 @@
 //! Responses that depend on headers that only they name (`vary`; RFC 9111, section 4.1).
 
+use http::Method;
+
 use super::gateway::{Gateway, plain, queries, serial};
 
 const PATH: &str = "/page/varied?header=cache-control:max-age=60&header=vary:x-a&echo=x-a";
@@ -55,6 +57,29 @@ async fn a_page_that_varies_no_longer_is_one_page_again() {
     }
     assert_eq!(gateway.backend.calls(), calls);
 }
+
+/// What is kept of a variant is no answer for one who wants none that is kept, nor after a change, also if it turns out
+/// only after a wait that this variant is wanted.
+#[tokio::test]
+async fn who_waited_for_another_variant_is_given_nothing_that_will_not_do() {
+    const VARIED: &str = "header=vary:x-a&header=cache-control:max-age=60";
+    let gateway = Gateway::start(plain(), 150).await;
+    for (path, asks) in [("/page/changed", &[("x-a", "2")][..]), ("/page/anew", &ANEW)] {
+        gateway.backend.set_answer(Some(VARIED)).unwrap();
+        gateway.get(path, &[("x-a", "1")]).await;
+        let kept = serial(&gateway.get(path, &[("x-a", "2")]).await);
+        gateway.backend.set_answer(Some("status=404")).unwrap();
+        gateway.get(path, &[("x-a", "3")]).await;
+        gateway.backend.set_answer(Some(VARIED)).unwrap();
+        if asks.len() == 1 {
+            gateway.send(Method::POST, path, &[]).await;
+        }
+        let answers = gateway.together(path, &[&[("x-a", "1")], asks]).await;
+        assert!(serial(&answers[1]) > kept && queries(&answers) == 2, "{path}: {answers:?}");
+    }
+}
+
+const ANEW: [(&str, &str); 2] = [("x-a", "2"), ("cache-control", "no-cache")];
 
 #[tokio::test]
 async fn variants_are_told_apart_across_workers() {
