@@ -100,6 +100,7 @@ impl Worker {
         let verdict = freshness::judge(request, response, host::wall_seconds(), took);
         reply.share = match verdict.forbidden {
             Some(_) => Share::Leader,
+            None if reply.sets_late_cookie() => Share::Leader,
             None => self.share_of(call, request, response, failed, now),
         };
         terms(reply, &verdict)

@@ -222,6 +222,11 @@ impl Reply {
         self.code == Code::OK
     }
 
+    /// Whether a cookie is set in its trailers, where nobody should look for one, but somebody may.
+    pub fn sets_late_cookie(&self) -> bool {
+        Pairs::parse(&self.trailers).is_some_and(|trailers| trailers.first(b"set-cookie").is_some())
+    }
+
     /// Whether this tells what there is now, and not only that one caller, or a part of the content, has to be treated
     /// differently (HTTP: RFC 9110, sections 15.2, 15.3.7 and 15.4.5; RFC 6585).
     pub fn is_about_content(&self) -> bool {
@@ -420,6 +425,29 @@ pub(crate) mod tests {
     }
 
     const ONE: &[u8] = b"\0\0\0\0\x01a";
+
+    #[test]
+    fn cookies_in_trailers_are_seen() {
+        let headers = block(&[(":status", "200"), ("set-cookie", "a=b")]);
+        let recorded = |trailers: &[(&str, &str)]| Reply::record_http(&headers, Vec::new(), &block(trailers));
+        assert!(recorded(&[("x", "y"), ("set-cookie", "a=b")]).sets_late_cookie());
+        for trailers in [&[][..], &[("x", "set-cookie")]] {
+            assert!(!recorded(trailers).sets_late_cookie());
+        }
+    }
+
+    #[test]
+    fn what_is_about_one_caller_is_not_about_the_content() {
+        let is_about = |status: u16| Reply::http_failure(status, "").is_about_content();
+        for status in [200, 204, 301, 401, 403, 404, 410, 503] {
+            assert!(is_about(status), "{status}");
+        }
+        for status in [103, 206, 304, 428, 429, 431, 511] {
+            assert!(!is_about(status), "{status}");
+        }
+        assert!(Reply::failure(Code(5), "").is_about_content());
+        assert!(!Reply::failure(Code::RESOURCE_EXHAUSTED, "").is_about_content());
+    }
 
     #[test]
     fn a_good_reply_is_kept_as_it_is() {
