@@ -176,7 +176,10 @@ impl Stream {
     }
 
     fn pass(&self, reason: Bypass) -> Action {
-        mark_as_passing(false);
+        // One that would have waited for a flight may wait as long as for that, and no longer.
+        if reason != Bypass::Unshareable {
+            mark_as_passing(false);
+        }
         self.worker.metrics.bypassed(reason);
         self.note_outcome(&["bypass:", reason.name()].concat(), None);
         self.state.set(self.passing(reason));

@@ -805,11 +805,11 @@ impl Worker {
         }
     }
 
-    /// The effective stream, a called waiter, makes a call of its own.
+    /// The effective stream, a called waiter, makes a call of its own. It is not marked as passing: what limits how long
+    /// it waits goes on doing so.
     fn release(&self, call: &Call) -> host::Result<()> {
         self.unseat(call, Moved::Away);
         self.metrics.released.add(1);
-        mark_as_passing(false);
         host::resume_request()
     }
 

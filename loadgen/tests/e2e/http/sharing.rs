@@ -155,6 +155,26 @@ async fn whoever_comes_after_a_private_response_does_not_wait_in_vain() {
     assert!(status(&again[0]).contains("fwd=miss"), "{}", status(&again[0]));
 }
 
+#[tokio::test]
+async fn a_private_page_of_a_backend_that_hangs_is_given_up_like_any_other() {
+    let settings = serde_json::json!({"backend_timeout": "1s"});
+    let gateway = Gateway::start_with(settings, 50, |options| {
+        options.config.hold_timeout = Some(std::time::Duration::from_secs(2));
+    })
+    .await;
+    let path = "/page/hanging";
+    gateway.backend.set_answer(Some("header=cache-control:private&latency_ms=700")).unwrap();
+    let (first, released) = (gateway.together(path, &[NOTHING; 2]), async {
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        gateway.backend.set_answer(Some("header=cache-control:private&latency_ms=20000")).unwrap();
+    });
+    let (answers, ()) = tokio::join!(first, released);
+    assert_eq!((answers[0].status.as_u16(), answers[1].status.as_u16()), (200, 504), "{answers:?}");
+    let later = gateway.get(path, &[]).await;
+    assert_eq!(later.status, 504, "{later:?}");
+    assert!(later.took.as_secs() < 15, "{:?}", later.took);
+}
+
 /// The worst of timings: many at once, while others hang up and the backend answers at its own pace.
 #[tokio::test]
 async fn a_private_or_set_cookie_response_never_reaches_a_second_caller() {
