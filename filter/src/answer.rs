@@ -40,6 +40,8 @@ pub struct Answer {
     not_modified: bool,
     /// When it was chosen, if that was a moment ago.
     at: Option<Nanos>,
+    /// Whether it is the filter's own word, of which there is no more to say.
+    is_own: bool,
 }
 
 impl Answer {
@@ -47,7 +49,7 @@ impl Answer {
     pub fn new(collected: &Collected, note: Note, request: impl FnOnce() -> Vec<u8>) -> Self {
         let reply = Rc::clone(&collected.reply);
         let not_modified = is_not_modified(&reply, note, request);
-        Self { reply, by: collected.by, note, not_modified, at: None }
+        Self { reply, by: collected.by, note, not_modified, at: None, is_own: false }
     }
 
     /// The same, chosen just now, which saves a look at the clock.
@@ -58,7 +60,7 @@ impl Answer {
     /// One that the filter makes itself.
     pub fn own(reply: &Rc<Reply>) -> Self {
         let (note, not_modified) = (Note::default(), false);
-        Self { reply: Rc::clone(reply), by: By::Leading, note, not_modified, at: None }
+        Self { reply: Rc::clone(reply), by: By::Leading, note, not_modified, at: None, is_own: true }
     }
 
     /// What sends the local reply off.
@@ -94,6 +96,7 @@ impl Answer {
 
     /// The headers.
     pub fn headers(&self, tells_status: bool, now: impl FnOnce() -> Nanos) -> Cow<'_, [u8]> {
+        let tells_status = tells_status && !self.is_own;
         let is_http = self.reply.shape == Shape::Http;
         let tells_age =
             self.is_stale() || (is_http && (self.by == By::Cache || self.reply.life.age >= SECOND));

@@ -701,6 +701,7 @@ mod tests {
                 r#"{"cluster":"b","http":{"methods":["GET","Trace"]}}"#,
                 ["http.methods", "Trace", "without CONNECT"],
             ),
+            (r#"{"cluster":"b","http":{"methods":["get"]}}"#, ["http.methods", "get", "in capitals"]),
             (r#"{"cluster":"b","http":{"methods":["G T"]}}"#, ["http.methods", "G T", "HTTP methods"]),
             (r#"{"cluster":"b","http":{"default_ttl":"25h"}}"#, ["http.default_ttl", "25h", "from 0 to 24h"]),
             (

@@ -265,13 +265,19 @@ pub fn statuses(raw: &Raw) -> Result<Statuses, String> {
 pub fn http_methods(raw: &Raw) -> Result<Vec<String>, String> {
     let is_refused =
         |name: &str| ["CONNECT", "TRACE"].iter().any(|refused| name.eq_ignore_ascii_case(refused));
+    // `get` is another method than GET, and hardly ever the one that is meant.
+    let is_misspelt = |name: &str| {
+        let known = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"];
+        known.iter().any(|known| name.eq_ignore_ascii_case(known) && name != *known)
+    };
     let are_good = |names: &Vec<String>| {
-        !names.is_empty() && names.iter().all(|name| is_token(name) && !is_refused(name))
+        !names.is_empty()
+            && names.iter().all(|name| is_token(name) && !is_refused(name) && !is_misspelt(name))
     };
     let mut names = raw
         .list()
         .filter(are_good)
-        .ok_or("a list of HTTP methods, of at least one, without CONNECT and TRACE")?;
+        .ok_or("a list of HTTP methods in capitals, of at least one, without CONNECT and TRACE")?;
     names.sort_unstable();
     names.dedup();
     Ok(names)
