@@ -104,15 +104,11 @@ impl Answer {
             return Cow::Borrowed(&self.reply.headers);
         }
         let now = self.at.unwrap_or_else(now);
-        let age = (self.reply.life.age_at(now) / SECOND).to_string();
-        let status = self.status(now);
-        let mut more = Vec::with_capacity(2);
-        if tells_age {
-            more.push(("age", age.as_str()));
-        }
-        if tells_status {
-            more.push((HEADER, status.as_str()));
-        }
+        let age = tells_age.then(|| (self.reply.life.age_at(now) / SECOND).to_string());
+        let status = tells_status.then(|| self.status(now));
+        let age = age.as_deref().map(|age| ("age", age));
+        let status = status.as_deref().map(|status| (HEADER, status));
+        let more: Vec<_> = age.into_iter().chain(status).collect();
         if self.not_modified
             && let Some(headers) = Pairs::parse(&self.reply.headers)
         {

@@ -1,4 +1,4 @@
-//! What a worker does for plain HTTP only: keys, variants, and what a response says of who may be given it.
+//! Keys and variants of plain HTTP, what its responses say of who may be given them, and whom a reply suits.
 
 use crate::answer::Note;
 use crate::host;

@@ -5,7 +5,7 @@
 //! - `stream`: one context a request; a small state machine.
 //! - `answer`: the way of a reply through its stream.
 //! - `worker`: what the two share: table, departures, fan-out, pacing.
-//! - `http`: what a worker does for plain HTTP only.
+//! - `http`: what a worker does for plain HTTP, and whom a reply suits.
 //! - `sharing`: flights that all workers of the process share.
 //! - `slots`: fixed places in Envoy's shared data.
 //! - `metrics` and `host`: metrics, and the host calls themselves.

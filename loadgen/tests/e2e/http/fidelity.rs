@@ -2,10 +2,14 @@
 
 use collapser_loadgen::http_backend::Page;
 use collapser_loadgen::http_load::{self, Protocol};
+use collapser_loadgen::sidecar::{Sidecar, SidecarOptions};
 use http::Method;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
-use super::gateway::{Gateway, NOTHING, headers, plain};
+use super::gateway::{Gateway, NOTHING, headers, plain, status};
+use crate::rig::root;
 
 const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
@@ -108,4 +112,33 @@ async fn the_backend_is_asked_what_the_leader_asked() {
     }
     assert!(seen.uri.to_string().ends_with("/page/asked?q=%20"));
     assert!(!seen.headers.keys().any(|name| name.as_str().starts_with("x-collapser")));
+}
+
+/// A backend that sends word ahead of its answer (RFC 8297, and RFC 9110, section 15.2).
+#[tokio::test]
+async fn interim_responses_are_not_the_answer() {
+    let backend = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = backend.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = backend.accept().await {
+            tokio::spawn(async move {
+                let mut request = [0; 4096];
+                while stream.read(&mut request).await.is_ok_and(|size| size > 0) {
+                    let answer = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n\
+                                  HTTP/1.1 200 OK\r\ncache-control: max-age=60\r\ncontent-length: 2\r\n\r\nok";
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                }
+            });
+        }
+    });
+    let sidecar = Sidecar::start(SidecarOptions::gateway(root(), addr)).await.unwrap();
+    for (protocol, told) in BOTH.into_iter().zip(["fwd=miss; stored", "hit; ttl="]) {
+        let uri = sidecar.uri();
+        let answer = http_load::ask(&uri, protocol, Method::GET, "/", &headers(&[])).await.unwrap();
+        assert_eq!(
+            (answer.status.as_u16(), &answer.body[..], answer.header("link")),
+            (200, &b"ok"[..], None)
+        );
+        assert!(status(&answer).contains(told), "{}", status(&answer));
+    }
 }
