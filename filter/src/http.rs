@@ -21,16 +21,6 @@ use std::time::Duration;
 /// Methods that change nothing (RFC 9110, section 9.2.1): such a request may be made twice.
 const SAFE: [&[u8]; 3] = [b"GET", b"HEAD", b"OPTIONS"];
 
-/// The verdict on a response that nobody but this filter has made.
-const OWN: Verdict = Verdict {
-    forbidden: None,
-    lifetime: None,
-    age: Duration::ZERO,
-    may_be_stale: true,
-    stale_if_error: None,
-    stale_while_revalidate: None,
-};
-
 /// What becomes of a waiter whose flight has landed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
@@ -94,7 +84,7 @@ impl Worker {
         };
         let pairs = Pairs::parse(&call.leader).zip(response.and_then(Pairs::parse));
         let Some((request, response)) = pairs.filter(|_| reply.share == Share::Anyone) else {
-            return terms(reply, &OWN);
+            return terms(reply, &Verdict::SILENT);
         };
         let took = Duration::from_nanos(now.saturating_sub(call.dispatched));
         let verdict = freshness::judge(request, response, host::wall_seconds(), took);

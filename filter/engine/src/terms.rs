@@ -134,14 +134,7 @@ mod tests {
         assert_eq!(keep(&says, false, false), (3, 20, 30), "one that is no failure of the backend");
     }
 
-    const PLAIN: Verdict = Verdict {
-        forbidden: None,
-        lifetime: None,
-        age: Duration::ZERO,
-        may_be_stale: true,
-        stale_if_error: None,
-        stale_while_revalidate: None,
-    };
+    const PLAIN: Verdict = Verdict::SILENT;
 
     #[test]
     fn http_replies_live_as_they_say() {

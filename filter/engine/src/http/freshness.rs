@@ -61,6 +61,18 @@ pub struct Verdict {
     pub stale_while_revalidate: Option<Duration>,
 }
 
+impl Verdict {
+    /// On a reply that says nothing of all this.
+    pub const SILENT: Self = Self {
+        forbidden: None,
+        lifetime: None,
+        age: Duration::ZERO,
+        may_be_stale: true,
+        stale_if_error: None,
+        stale_while_revalidate: None,
+    };
+}
+
 /// Judges the reply to a request. `received` is the wall clock at its arrival in Unix seconds, `delay` how long the
 /// call took.
 pub fn judge(request: Pairs<'_>, response: Pairs<'_>, received: u64, delay: Duration) -> Verdict {
@@ -266,14 +278,7 @@ mod tests {
 
     #[test]
     fn a_plain_reply_may_be_shared_and_says_no_lifetime() {
-        let plain = Verdict {
-            forbidden: None,
-            lifetime: None,
-            age: Duration::ZERO,
-            may_be_stale: true,
-            stale_if_error: None,
-            stale_while_revalidate: None,
-        };
+        let plain = Verdict::SILENT;
         assert_eq!(verdict(&[]), plain);
         assert_eq!(
             verdict(&[DATE, ("etag", "\"a\""), ("vary", "accept"), ("cache-control", "public")]),
